@@ -1,0 +1,45 @@
+# Everything runs inside .venv, which is made on first use with the versions of constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+WORKERS ?= 2
+SELECT ?= not gpu and not slow and not hub
+# The tests run in parallel processes, so each stays on one thread.
+ONE_THREAD := OMP_NUM_THREADS=1
+
+.PHONY: demo test lint format readme clean
+
+demo: $(VENV)/.installed
+	$(BIN)/replayeval kl --model builtin:gdn-recall --precision nvfp4,fp8 --data builtin --docs 2 --lengths 256,512,1K
+
+test: lint
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "$(SELECT)"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+readme: $(VENV)/.installed
+	$(BIN)/python docs/make_readme.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[dev,train]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find kernels replayeval tests -name __pycache__ -type d -prune -exec rm -rf {} +
