@@ -1,0 +1,1 @@
+"""Models: load weights, find the state-space layers of a model and put a state driver under them."""
