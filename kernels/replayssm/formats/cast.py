@@ -9,9 +9,9 @@ from torch import Tensor
 from replayssm.formats.elements import ElementType
 from replayssm.formats.format import Format, Rounding
 from replayssm.formats.rounding import (
-    round_stochastically_to_bfloat16,
     magnitudes_of,
     round_stochastically,
+    round_stochastically_to_bfloat16,
     round_to_nearest,
 )
 from replayssm.formats.scales import Scales, compute_scales
@@ -34,11 +34,11 @@ def store_and_load(
         What loads back, in the dtype of `state`; for `fp32` it may be `state` itself.
 
     Raises:
-        ValueError: If the shape does not suit the format, the dtype is another one, the format has error feedback, or `bits`
-            are missing, superfluous or of another shape.
+        ValueError: If the shape does not suit the format, the dtype is another one, the format has error feedback, or
+            `bits` are missing, superfluous or of another shape.
 
-    Rounding: a float64 state is first rounded to float32. Payloads are `state / scale`, rounded to float32 and then as the
-        format says; what loads back is `payload * scale`, rounded to float32.
+    Rounding: a float64 state is first rounded to float32. Payloads are `state / scale`, rounded to float32 and then as
+        the format says; what loads back is `payload * scale`, rounded to float32.
     """
     if fmt.error_feedback is not None:
         raise ValueError(
@@ -60,8 +60,8 @@ def store_and_load_with_feedback(
 ) -> tuple[Float[Tensor, "*rows heads d_v d_k"], Float[Tensor, "*rows heads d_v d_k"]]:
     """Store a state with error feedback and load it back.
 
-    What the last store lost is added to the state before this store; what this store loses is kept for the next one, itself
-    stored in the format `fmt.error_feedback`.
+    What the last store lost is added to the state before this store; what this store loses is kept for the next one,
+    itself stored in the format `fmt.error_feedback`.
 
     Args:
         state: float32 or float64. Not modified.
@@ -83,7 +83,22 @@ def store_and_load_with_feedback(
     return loaded.to(state.dtype), lost.to(state.dtype)
 
 
-def corrected_state(state: Tensor, residual: Tensor | None, fmt: Format) -> tuple[Tensor, Format, Format]:
+def corrected_state(
+    state: Float[Tensor, "*rows heads d_v d_k"], residual: Float[Tensor, "*rows heads d_v d_k"] | None, fmt: Format
+) -> tuple[Float[Tensor, "*rows heads d_v d_k"], Format, Format]:
+    """What a store with error feedback really stores.
+
+    Args:
+        state: float32 or float64.
+        residual: What the last store lost, in the dtype of `state`, or None.
+        fmt: A format with error feedback.
+
+    Returns:
+        The float32 sum of both, the format that stores it, and the format that stores what that loses.
+
+    Raises:
+        ValueError: If the format has no error feedback, or the residual is not like the state.
+    """
     if fmt.error_feedback is None:
         raise ValueError(f"expected a format with error feedback, such as int8[ef=int8], got {fmt}; use store_and_load")
     if residual is not None and (residual.shape != state.shape or residual.dtype != state.dtype):

@@ -1,6 +1,6 @@
 """Element types: what one stored number of a state can be, as data.
 
-Every limit used elsewhere (largest value, smallest exponent, overflow rule) is derived from the few integers declared here.
+Every limit used elsewhere (largest value, smallest exponent, overflow rule) comes from the few numbers declared here.
 """
 
 from dataclasses import dataclass

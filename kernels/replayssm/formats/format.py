@@ -153,8 +153,8 @@ class Format:
             )
         if self.granularity is Granularity.TILE and d_v % self.group:
             raise ValueError(
-                f"format {self}: tiles of {self.group} value rows need d_v to be a multiple of {self.group}, got a state "
-                f"{shape}; use tile=N with N dividing {d_v}, or head"
+                f"format {self}: tiles of {self.group} value rows need d_v to be a multiple of {self.group}, got a "
+                f"state {shape}; use tile=N with N dividing {d_v}, or head"
             )
         if self.spec.bits < 8 and d_k % 2:
             raise ValueError(f"format {self}: two codes share a byte, so d_k must be even, got a state {shape}")
@@ -233,8 +233,8 @@ def _scale_problems(f: Format) -> list[str]:
         ]
     if f.scale is ScaleType.E4M3 and f.granularity is Granularity.TENSOR:
         return [
-            "scale=e4m3 comes with one float32 scale per head, so groups may not span heads; got tensor; use head, row, "
-            "tile=N or block=N"
+            "scale=e4m3 comes with one float32 scale per head, so groups may not span heads; got tensor; use head, "
+            "row, tile=N or block=N"
         ]
     return []
 

@@ -59,7 +59,7 @@ def random_bits(
         sequences, tokens = sequences.to(where), tokens.to(where)
         return _philox(key, fourth, sequences, tokens, counters, where)[:, :elements]
 
-    pairs = list(zip(sequences.tolist(), tokens.tolist(), strict=True))
+    pairs: list[tuple[int, int]] = list(zip(sequences.tolist(), tokens.tolist(), strict=True))
     _check_range("sequences", [pair[0] for pair in pairs])
     _check_range("tokens", [pair[1] for pair in pairs])
     # Rows that hold the same sequence at the same token draw the same words: arms of one document are drawn once.
@@ -101,7 +101,7 @@ def _check_range(name: str, values: list[int]) -> None:
 
 
 def _check_range_without_waiting(values: Tensor) -> None:
-    torch._assert_async(((values >= 0) & (values <= _WORD)).all())  # pyright: ignore[reportPrivateUsage]
+    torch._assert_async(((values >= 0) & (values <= _WORD)).all())  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _philox(
@@ -125,10 +125,10 @@ def _philox_piece(
 ) -> None:
     """One piece, in place in `out`.
 
-    A round maps (c0, c1, c2, c3) to (hi1^c1^k0, lo1, hi0^c3^k1, lo0) of the products c0*M0 and c2*M1. Products are taken
-    modulo 2**64 as int64; c1 and c3 are only ever XORed, so they stay unmasked and one mask per half clears both the
-    sign extension of the shift and their upper halves. In the first two rounds half of the words depend on the row only
-    or on the element only, so those are computed as vectors.
+    A round maps (c0, c1, c2, c3) to (hi1^c1^k0, lo1, hi0^c3^k1, lo0) of the products c0*M0 and c2*M1. Products are
+    taken modulo 2**64 as int64; c1 and c3 are only ever XORed, so they stay unmasked and one mask per half clears both
+    the sign extension of the shift and their upper halves. In the first two rounds half of the words depend on the row
+    only or on the element only, so those are computed as vectors.
     """
     m0, m1 = _MULTIPLIERS
     element_product = index.mul(m0)

@@ -51,8 +51,8 @@ def round_stochastically(
 ) -> Float[Tensor, "*shape"]:
     """Round magnitudes up or down to the grid of a type, as random words decide, exactly.
 
-    Between grid neighbours `lo <= x < hi` the result is `hi` if `(x - lo)/(hi - lo) + word/2**32 >= 1`, else `lo`. The grid
-    continues beyond the largest value.
+    Between grid neighbours `lo <= x < hi` the result is `hi` if `(x - lo)/(hi - lo) + word/2**32 >= 1`, else `lo`.
+    The grid continues beyond the largest value.
 
     Args:
         magnitudes: Non-negative float32 values; below 2**22 for integers. Overwritten.
@@ -62,7 +62,7 @@ def round_stochastically(
     Returns:
         The rounded values; unspecified where a magnitude is not finite.
     """
-    # Words are multiples of 2**-32 of a quantum, so what lies below that in x / quantum can never decide: it is cut off.
+    # Words are multiples of 2**-32 of a quantum, so what lies below that in x / quantum never decides: it is cut off.
     if spec.is_integer:
         quanta = magnitudes.mul_(2.0**32).to(torch.int64).add_(bits)
         return quanta.bitwise_right_shift_(32).to(torch.float32)
@@ -83,8 +83,8 @@ def round_stochastically_to_bfloat16(
 ) -> Float[Tensor, "*shape"]:
     """Round float32 values stochastically to bfloat16.
 
-    A bfloat16 is the upper half of a float32, subnormals included, so adding a random lower half and cutting it off is the
-    rule of `round_stochastically`, and a carry out of the largest finite value is an infinity.
+    A bfloat16 is the upper half of a float32, subnormals included, so adding a random lower half and cutting it off is
+    the rule of `round_stochastically`, and a carry out of the largest finite value is an infinity.
 
     Args:
         values: float32 values. Not modified.

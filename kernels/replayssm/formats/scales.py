@@ -33,7 +33,7 @@ class Scales:
     Attributes:
         stored: Scale of each group, a float32 that its stored type represents exactly.
         per_head: The float32 scale of each head that multiplies `stored`, or None.
-        effective: What payloads are divided by and multiplied with: `stored`, times the scale of the head if there is one.
+        effective: What payloads are divided by and multiplied with: `stored`, times the scale of the head if any.
     """
 
     stored: Float[Tensor, "rows groups"]
@@ -62,7 +62,8 @@ def compute_scales(magnitudes: Float[Tensor, "rows groups size"], fmt: Format, *
         per-head scales: all of the head). Every other scale is positive and finite; a group of zeros has the smallest.
 
     Rounding: float32 division, then to nearest, ties to even, in the stored type, limited to its smallest and largest
-        positive values. `e8m0` keeps the exponent of the largest magnitude, minus that of the divisor (OCP microscaling).
+        positive values. `e8m0` keeps the exponent of the largest magnitude, minus that of the divisor (the rule of OCP
+        microscaling).
     """
     largest = largest_magnitudes(magnitudes)
     # Zero where everything is finite, NaN elsewhere; limits below would turn an infinity into a finite scale.
