@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging
 
 
@@ -18,15 +19,17 @@ def quiet(enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    verbosity = logging.get_verbosity()
+    verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
     hub_bars = not are_progress_bars_disabled()
     logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     _switch(bars, hub_bars, on=False)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
         _switch(bars, hub_bars, on=True)
 
 

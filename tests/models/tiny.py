@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from replayeval.models.quiet import quiet
 
 VOCABULARY = 300
 
@@ -329,8 +330,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def save(name: str, directory: Path, *, dtype: torch.dtype = torch.float32) -> Path:
     """Write a checkpoint of the named architecture, with tokenizer, and return its directory."""
-    build(name, dtype=dtype).save_pretrained(directory)
-    tokenizer().save_pretrained(directory)
+    with quiet():
+        build(name, dtype=dtype).save_pretrained(directory)
+        tokenizer().save_pretrained(directory)
     return directory
 
 
@@ -343,8 +345,3 @@ def shared(name: str) -> PreTrainedModel:
 def token_ids(rows: int, tokens: int, *, seed: int = 1) -> torch.Tensor:
     """Random tokens, different in every row."""
     return torch.randint(0, 256, (rows, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def modules(model: nn.Module) -> list[nn.Module]:
-    """Every module of a model."""
-    return list(model.modules())
