@@ -11,7 +11,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .PHONY: demo test lint format readme clean
 
 demo: $(VENV)/.installed
-	$(BIN)/replayeval kl --model builtin:gdn-recall --precision nvfp4,fp8 --data builtin --docs 2 --lengths 256,512,1K
+	$(BIN)/replayeval kl --model builtin:gdn --precision nvfp4,fp8 --data builtin --docs 2 --lengths 256,512,1K
 
 test: lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "$(SELECT)"
@@ -19,7 +19,7 @@ test: lint
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev

@@ -1,0 +1,204 @@
+"""The record that `replayeval kl` writes: schema `replayeval.kl/1`.
+
+A value that is undefined is null, and the `notes` beside it say why, under the name of the field.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from replayeval.errors import ConfigError
+from replayeval.report.text import printable
+
+KL_SCHEMA = "replayeval.kl/1"
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Record(BaseModel):
+    """A part of the record: frozen, and closed to unknown fields, NaN and infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    notes: dict[str, str] = Field(default_factory=dict)
+    """Why a field of this part is null, by field name."""
+
+
+class KLStatistics(Record):
+    """KL per token of one arm, in nats, over the tokens of all documents."""
+
+    mean: float | None
+    """Mean over tokens."""
+    ci95: tuple[float, float] | None
+    """95% bootstrap interval of the mean."""
+    p50: float | None
+    """Median."""
+    p90: float | None
+    """90th percentile."""
+    p99: float | None
+    """99th percentile."""
+    p999: float | None
+    """99.9th percentile."""
+    max: float | None
+    """Largest KL of any token."""
+
+
+class KLAtLength(Record):
+    """KL of one arm up to one generation length."""
+
+    n: Positive
+    """Generation length N in tokens."""
+    documents: Count
+    """Documents that reach N."""
+    mean: float | None
+    """Mean KL in nats over the tokens up to N."""
+    ci95: tuple[float, float] | None
+    """95% bootstrap interval of `mean`."""
+    local_mean: float | None
+    """Mean KL in nats over the octave (N/2, N]."""
+
+
+class RoundingRatio(Record):
+    """Mean KL of an arm relative to the arm that differs from it in rounding only."""
+
+    other: str
+    """Policy of the arm with the other rounding."""
+    ratio: float | None
+    """Mean KL with round-to-nearest divided by mean KL with stochastic rounding."""
+    ci95: tuple[float, float] | None
+    """95% interval of `ratio` from the bootstrap in which both arms share their documents."""
+
+
+class ArmReport(Record):
+    """Everything reported about one arm."""
+
+    policy: str
+    """State policy in its canonical text."""
+    bits_per_element: float | None
+    """Stored bits per state element, scales and every copy included."""
+    kl: KLStatistics
+    """Distribution of the KL per token."""
+    by_length: tuple[KLAtLength, ...]
+    """KL by generation length."""
+    top1_agreement: Fraction | None
+    """Fraction of tokens whose most probable next token is that of the reference."""
+    top1_agreement_ci95: tuple[float, float] | None
+    """95% bootstrap interval of `top1_agreement`."""
+    nll_delta: float | None
+    """Mean negative log-likelihood of the arm minus that of the reference, in nats per token."""
+    nll_delta_ci95: tuple[float, float] | None
+    """95% bootstrap interval of `nll_delta`."""
+    ppl: float | None
+    """Perplexity of the arm."""
+    ppl_reference: float | None
+    """Perplexity of the reference on the same tokens."""
+    diverged_at: Positive | None
+    """Smallest generation length at which an output was not finite; null when all were."""
+    ratio_to_floor: float | None
+    """Mean KL divided by the mean KL of the control arm."""
+    rounding: RoundingRatio | None = None
+    """Round-to-nearest against stochastic rounding; null for an arm without such a twin."""
+
+
+class Check(Record):
+    """One check that the apparatus ran on itself."""
+
+    name: str
+    """What was checked."""
+    passed: bool
+    """Whether `value` kept to `limit`."""
+    value: float | None
+    """What was measured."""
+    limit: float | None
+    """The bound it had to keep."""
+
+
+class Timing(Record):
+    """What the measurement cost."""
+
+    seconds: Annotated[float, Field(ge=0)]
+    """Wall-clock time of scoring, without loading the model."""
+    tokens_per_s: float | None
+    """Tokens of text per second, all arms together."""
+    tokens_per_s_per_arm: float | None
+    """Tokens per second and arm: `tokens_per_s` times the number of arms with the reference."""
+    peak_memory_bytes: Count | None
+    """Peak memory of the device, or of the process on a CPU."""
+
+
+class KLReport(Record):
+    """One measurement of `replayeval kl`."""
+
+    schema_name: Literal["replayeval.kl/1"] = Field(default=KL_SCHEMA, alias="schema")
+    """Name and version of this schema."""
+    model: str
+    """Where the weights came from: hub id, directory or built-in name."""
+    reference: str
+    """Policy of the reference arm: P in KL(P || Q)."""
+    window: Positive
+    """Default replay window in tokens; a policy that names its own uses that."""
+    docs: Count
+    """Documents scored."""
+    tokens: Count
+    """Tokens scored per arm, all documents together, prompts excluded."""
+    arms: tuple[ArmReport, ...]
+    """The arms, in the order asked for."""
+    checks: tuple[Check, ...]
+    """Checks that the apparatus ran on itself."""
+    timing: Timing
+    """What the measurement cost."""
+    provenance: dict[str, JsonValue]
+    """Versions, device, commit, arguments and seed that produced the numbers."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True, serialize_by_alias=True
+    )
+
+    def to_json(self) -> str:
+        """Return the record as indented JSON without NaN or infinities."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "the text") -> Self:
+        """Read a record back.
+
+        Args:
+            text: What `to_json` returned.
+            where: How messages call the source of the text.
+
+        Raises:
+            ConfigError: The text is no JSON, or not a record of this schema.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{printable(where)} is not JSON: {error}. Expected a {KL_SCHEMA} record.") from None
+        if not isinstance(data, dict) or data.get("schema") != KL_SCHEMA:  # pyright: ignore[reportUnknownMemberType]
+            raise ConfigError(f"{printable(where)} is not a {KL_SCHEMA} record: its `schema` field does not say so.")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{printable('.'.join(str(part) for part in problem['loc']))}: {problem['msg']}"
+                for problem in error.errors(include_url=False, include_input=False)[:5]
+            )
+            raise ConfigError(f"{printable(where)} does not fit {KL_SCHEMA}: {problems}") from None
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a record from a file.
+
+        Raises:
+            ConfigError: The file cannot be read, or holds no record of this schema.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read {printable(str(path))}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{printable(str(path))} is not UTF-8 text. Expected a {KL_SCHEMA} record.") from None
+        return cls.from_json(text, where=str(path))
