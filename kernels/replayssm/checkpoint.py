@@ -1,0 +1,247 @@
+"""The checkpoint of one layer: stored copies, buffered records, cursors; append, read, flush, roll back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from replayssm.gdn.window import DeltaWindow
+from replayssm.kda.window import KdaWindow
+from replayssm.lanes import Lanes, RandomBits, lane_index, store_lanes
+from replayssm.mamba2.window import Mamba2Window
+from replayssm.records import Recurrence, TokenInputs
+from replayssm.schedule import Bools, Cursors, Ints, Schedule, Slab
+from replayssm.window import Window, pick, repeat_lanes
+
+WINDOW_FORMS: dict[Recurrence, type[Mamba2Window] | type[DeltaWindow]] = {
+    Recurrence.MAMBA2: Mamba2Window,
+    Recurrence.GDN: DeltaWindow,
+    Recurrence.KDA: KdaWindow,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreEvent:
+    """One store, as an observer sees it.
+
+    Attributes:
+        layer: Index of the layer in its model.
+        rows: Row of each stored lane.
+        copies: 0 for the copy that carries the recurrence, 1 for a separate read copy.
+        tokens: Token index of the store, per lane.
+        states: What loads back, `[lanes, heads, d_v, d_k]`.
+    """
+
+    layer: int
+    rows: Ints
+    copies: Ints
+    tokens: Ints
+    states: Tensor
+
+
+StoreObserver = Callable[[StoreEvent], None]
+
+
+class Checkpoint:
+    """The states of one layer for all rows of a run.
+
+    Attributes:
+        stores: Stores made so far, summed over lanes.
+    """
+
+    def __init__(
+        self, *, layer: int, recurrence: Recurrence, lanes: Lanes, first: TokenInputs, bits: RandomBits
+    ) -> None:
+        self.stores = 0
+        self._layer = layer
+        self._recurrence = recurrence
+        self._lanes = lanes
+        self._bits = bits
+        self._states = first.value.new_zeros(len(lanes.rows), *first.state_shape)
+        self._residuals: Tensor | None = None
+        self._records: TokenInputs | None = None
+        self.cursors = Cursors.start(lanes.first_windows)
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """The recurrence that this layer follows."""
+        return self._recurrence
+
+    @property
+    def buffered_time(self) -> int:
+        """Length of the record buffer's time axis."""
+        return 0 if self._records is None else self._records.time
+
+    @property
+    def states(self) -> Float[Tensor, "lanes heads d_v d_k"]:
+        """What the copies load back as: recurrence copies of all rows, then the separate read copies."""
+        return self._states
+
+    def advance(
+        self, inputs: TokenInputs, schedule: Schedule, *, observer: StoreObserver | None = None
+    ) -> Float[Tensor, "rows time heads d_v"]:
+        """Append tokens: read their outputs, flush every window that becomes complete, buffer the rest.
+
+        Args:
+            inputs: New tokens of every row.
+            schedule: Their windows, planned from this checkpoint's cursors.
+            observer: Called after each store.
+
+        Returns:
+            Outputs of the new tokens; zeros where the schedule counts a token as padding.
+
+        Rounding: at each flush, from the working state, after the outputs were read.
+        """
+        tokens = inputs if self._records is None else self._records.then(inputs)
+        heads, d_v, _ = inputs.state_shape
+        spare = tokens.rows * tokens.time
+        outputs = inputs.value.new_zeros(spare + 1, heads, d_v)
+        for slab in schedule.slabs:
+            index = torch.as_tensor(slab.index, device=outputs.device)
+            read = self._walk(tokens.take(index, padded=slab.padded), slab, observer)
+            target = index.masked_fill(index < 0, spare) if slab.padded else index
+            outputs.index_copy_(0, target.reshape(-1), read.movedim(-1, 2).reshape(-1, heads, d_v))
+        self.cursors = schedule.after
+        buffer = torch.as_tensor(schedule.buffer, device=outputs.device)
+        kept = bool(schedule.buffer.size)
+        self._records = tokens.take(buffer, padded=bool((schedule.buffer < 0).any())) if kept else None
+        return outputs[:-1].view(tokens.rows, tokens.time, heads, d_v)[:, tokens.time - inputs.time :]
+
+    def _walk(
+        self, inputs: TokenInputs, slab: Slab, observer: StoreObserver | None
+    ) -> Float[Tensor, "steps rows heads d_v window"]:
+        """Walk the windows of a slab one after another."""
+        device = self._states.device
+        lanes, chosen = self._lanes.subset(slab.rows)
+        everything = len(chosen) == len(self._lanes.rows)
+        picked = lane_index(chosen, device)
+        states = self._states if everything else self._states.index_select(0, picked)
+        rows = lanes.of_rows
+        split = len(lanes.rows) > rows
+        separate = lane_index(lanes.rows[rows:], device)
+        flushed = torch.as_tensor(_flush_mask(slab, lanes), device=device)
+
+        windows: Window = WINDOW_FORMS[self._recurrence].prepare(inputs)
+        wide = repeat_lanes(windows, lane_index(lanes.rows, device)) if split else windows
+        collected: list[Tensor] = []
+        for step in range(len(slab.index)):
+            outputs, writes = pick(wide, step).outputs(states)
+            read = outputs[:rows]
+            if split:
+                working = outputs.index_select(0, separate)
+                served = torch.where(flushed[step], working, outputs[rows:])
+                read = read.index_copy(0, separate, served)
+            collected.append(read)
+            if slab.complete[step].any():
+                folded = pick(windows, step).fold(states[:rows], writes[:rows])
+                states = self._store(folded, states, lanes, slab, step, chosen, observer)
+        if everything:
+            self._states = states
+        else:
+            self._states = self._states.index_copy(0, picked, states)
+        return torch.stack(collected)
+
+    def _store(
+        self,
+        folded: Tensor,
+        before: Tensor,
+        lanes: Lanes,
+        slab: Slab,
+        step: int,
+        chosen: Ints,
+        observer: StoreObserver | None,
+    ) -> Tensor:
+        """Store the rows whose window is complete; the others keep the copies that they had."""
+        residuals = self._residuals
+        if residuals is not None and len(chosen) != len(residuals):
+            residuals = residuals.index_select(0, lane_index(chosen, residuals.device))
+        stored, lost = store_lanes(
+            folded,
+            lanes,
+            tokens=slab.store_tokens[step],
+            bits=self._bits,
+            all_rows=slab.rows,
+            residuals=residuals,
+        )
+        done = slab.complete[step][lanes.rows]
+        if not done.all():
+            mask = torch.as_tensor(done, device=stored.device).view(-1, 1, 1, 1)
+            stored = torch.where(mask, stored, before)
+            if lost is not None:
+                lost = torch.where(mask, lost, torch.zeros_like(lost) if residuals is None else residuals)
+        if lost is not None:
+            kept = self._states.new_zeros(self._states.shape) if self._residuals is None else self._residuals
+            self._residuals = kept.index_copy(0, lane_index(chosen, lost.device), lost)
+        self.stores += int(done.sum())
+        if observer is not None:
+            observer(
+                StoreEvent(
+                    layer=self._layer,
+                    rows=slab.rows[lanes.rows[done]],
+                    copies=lanes.copies[done],
+                    tokens=slab.store_tokens[step][lanes.rows[done]],
+                    states=stored[torch.as_tensor(done, device=stored.device)],
+                )
+            )
+        return stored
+
+    def hand_over(self, lanes: Lanes, *, observer: StoreObserver | None = None) -> None:
+        """End the prompt: fold what is buffered and store the state of every row once, in each copy of `lanes`.
+
+        Rounding: once, from the float32 (in tests float64) state at the end of the prompt.
+        """
+        states = self._states
+        if self._records is not None:
+            index = torch.arange(self._records.rows * self._records.time, device=states.device)
+            rest = self._records.take(index.view(1, self._records.rows, -1), padded=False)
+            window = pick(WINDOW_FORMS[self._recurrence].prepare(rest), 0)
+            states = window.fold(states, window.outputs(states)[1])
+        rows = np.arange(lanes.of_rows)
+        tokens = np.maximum(self.cursors.seen - 1, 0)
+        self._states, self._residuals = store_lanes(
+            states, lanes, tokens=tokens, bits=self._bits, all_rows=rows, residuals=None
+        )
+        self._records = None
+        self._lanes = lanes
+        self.cursors = Cursors.start(lanes.first_windows, seen=self.cursors.seen)
+        self.stores += len(lanes.rows)
+        if observer is not None:
+            observer(
+                StoreEvent(
+                    layer=self._layer,
+                    rows=lanes.rows,
+                    copies=lanes.copies,
+                    tokens=tokens[lanes.rows],
+                    states=self._states,
+                )
+            )
+
+    def roll_back(self, tokens: int) -> None:
+        """Forget the last tokens of every row, which must still be buffered (a rejected speculation).
+
+        Raises:
+            ValueError: When a row has fewer buffered tokens than that: its state has been stored since.
+        """
+        fewest = int(self.cursors.records.min())
+        if not 0 <= tokens <= fewest:
+            raise ValueError(
+                f"layer {self._layer}: can roll back 0 to {fewest} tokens (those buffered since the last store), "
+                f"got {tokens}"
+            )
+        self.cursors = replace(
+            self.cursors,
+            records=self.cursors.records - tokens,
+            remaining=self.cursors.remaining + tokens,
+            seen=self.cursors.seen - tokens,
+        )
+
+
+def _flush_mask(slab: Slab, lanes: Lanes) -> Bools:
+    """`[steps, separate rows, 1, 1, window]`: the tokens whose output comes from the materialised state."""
+    rows = lanes.rows[lanes.of_rows :]
+    width = np.arange(int(slab.index.shape[-1]), dtype=np.int64)
+    last = width == slab.lengths[:, rows, None] - 1
+    return (last & slab.complete[:, rows, None])[:, :, None, None, :]

@@ -1,0 +1,1 @@
+"""Gated DeltaNet: scalar decay per head, delta-rule write."""

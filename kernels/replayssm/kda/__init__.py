@@ -1,0 +1,1 @@
+"""Kimi Delta Attention: one decay per key channel, delta-rule write."""

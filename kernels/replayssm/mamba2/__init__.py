@@ -1,0 +1,1 @@
+"""Mamba-2: scalar decay per head, additive write."""

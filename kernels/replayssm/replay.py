@@ -1,0 +1,193 @@
+"""Every recurrent state of a run: all layers, all sequences, all arms, advanced together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from replayssm.checkpoint import Checkpoint, StoreObserver
+from replayssm.lanes import Lanes, RandomBits
+from replayssm.policy import Policy
+from replayssm.records import Recurrence, TokenInputs
+from replayssm.schedule import Schedule, plan
+
+_SLAB_ELEMENTS = 2**26
+_REMEMBERED_PLANS = 4
+
+
+class StateBank:
+    """The states of all layers for rows that each follow a policy.
+
+    Args:
+        policies: One per row.
+        sequences: Which sequence each row reads; rows of one sequence under different policies share random bits.
+        seed: Seed of all stochastic rounding, 64 bits.
+        prompt: Start in the prompt, where every row follows the unrounded recurrence until `hand_over`.
+        merge_lossless: Walk conventional float32 rows in windows, which is exact up to the order of sums. The
+            step-by-step oracle switches this off.
+        observer: Called after each store with what was stored.
+
+    Raises:
+        ValueError: When policies and sequences differ in number, or there are none.
+
+    Source: ReplaySSM, replay windows and state policies.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[Policy],
+        *,
+        sequences: Sequence[int],
+        seed: int,
+        prompt: bool = False,
+        merge_lossless: bool = True,
+        observer: StoreObserver | None = None,
+    ) -> None:
+        if not policies or len(policies) != len(sequences):
+            raise ValueError(
+                f"expected one sequence per policy and at least one, got {len(policies)} policies and "
+                f"{len(sequences)} sequences"
+            )
+        self._policies = tuple(policies)
+        self._sequences = np.array(sequences, dtype=np.int64)
+        self._seed = seed
+        self._prompt = prompt
+        self._merge_lossless = merge_lossless
+        self._observer = observer
+        self._checkpoints: dict[int, Checkpoint] = {}
+        self._lanes: dict[tuple[torch.dtype, bool], Lanes] = {}
+        self._plans: dict[tuple[object, ...], Schedule] = {}
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self._policies)
+
+    @property
+    def checkpoints(self) -> dict[int, Checkpoint]:
+        """The checkpoint of each layer that has advanced so far."""
+        return dict(self._checkpoints)
+
+    def advance(
+        self,
+        layer: int,
+        recurrence: Recurrence,
+        inputs: TokenInputs,
+        *,
+        valid: Bool[Tensor, "rows time"] | None = None,
+    ) -> Float[Tensor, "rows time heads d_v"]:
+        """Take one layer through its next tokens under every row's policy.
+
+        Args:
+            layer: Index of the layer in its model.
+            recurrence: The layer's recurrence.
+            inputs: Tokens of every row, float32 (or float64 in tests, where float32 is a rounding format too).
+            valid: Tokens that count; padding leaves a row's state and window untouched and outputs zeros.
+
+        Returns:
+            Outputs in the dtype of `inputs`.
+
+        Raises:
+            ValueError: When shapes or dtypes do not fit, or differ from those of the layer's earlier tokens.
+
+        Rounding: at the stores of each row's policy.
+        """
+        inputs.validate(recurrence)
+        if inputs.rows != self.rows:
+            raise ValueError(f"layer {layer}: expected tokens of {self.rows} rows, got {inputs.rows}")
+        if valid is not None and tuple(valid.shape) != (inputs.rows, inputs.time):
+            raise ValueError(
+                f"layer {layer}: expected `valid` of shape {(inputs.rows, inputs.time)}, got {tuple(valid.shape)}"
+            )
+        checkpoint = self._checkpoints.get(layer)
+        if checkpoint is None:
+            checkpoint = self._begin(layer, recurrence, inputs)
+        elif checkpoint.recurrence is not recurrence or checkpoint.states.shape[1:] != inputs.state_shape:
+            raise ValueError(
+                f"layer {layer}: expected {checkpoint.recurrence} tokens for states of shape "
+                f"{tuple(checkpoint.states.shape[1:])}, got {recurrence} tokens for {inputs.state_shape}"
+            )
+        if inputs.time == 0:
+            return torch.zeros_like(inputs.value)
+        return checkpoint.advance(inputs, self._plan(checkpoint, inputs, valid), observer=self._observer)
+
+    def hand_over(self) -> None:
+        """End the prompt: from here on each row follows its policy, from a state stored once in its formats.
+
+        Raises:
+            ValueError: When the bank is not in a prompt.
+        """
+        if not self._prompt:
+            raise ValueError("expected a bank that is reading its prompt, got one that was handed over already")
+        self._prompt = False
+        for checkpoint in self._checkpoints.values():
+            checkpoint.hand_over(self._lanes_for(checkpoint.states.dtype), observer=self._observer)
+
+    def roll_back(self, tokens: int) -> None:
+        """Forget the last tokens of every row and layer; they must not have been stored yet.
+
+        Raises:
+            ValueError: When some row has stored its state since.
+        """
+        for checkpoint in self._checkpoints.values():
+            checkpoint.roll_back(tokens)
+
+    def _begin(self, layer: int, recurrence: Recurrence, inputs: TokenInputs) -> Checkpoint:
+        heads, d_v, d_k = inputs.state_shape
+        bits = RandomBits(
+            seed=self._seed,
+            layer=layer,
+            sequences=self._sequences,
+            elements=heads * d_v * d_k,
+            device=inputs.value.device,
+        )
+        checkpoint = Checkpoint(
+            layer=layer,
+            recurrence=recurrence,
+            lanes=self._lanes_for(inputs.value.dtype),
+            first=inputs,
+            bits=bits,
+        )
+        self._checkpoints[layer] = checkpoint
+        return checkpoint
+
+    def _lanes_for(self, dtype: torch.dtype) -> Lanes:
+        key = (dtype, self._prompt)
+        if key not in self._lanes:
+            if self._prompt:
+                self._lanes[key] = Lanes.of_prompt(self.rows)
+            else:
+                self._lanes[key] = Lanes.of(self._policies, dtype=dtype, merge_lossless=self._merge_lossless)
+        return self._lanes[key]
+
+    def _plan(self, checkpoint: Checkpoint, inputs: TokenInputs, valid: Tensor | None) -> Schedule:
+        """The windows of this call; layers of one forward pass stand at the same cursors and share it."""
+        mask = None if valid is None else valid.cpu().numpy()
+        lanes = self._lanes_for(inputs.value.dtype)
+        widest = int(lanes.windows.max())
+        heads, d_v, d_k = inputs.state_shape
+        per_token = heads * (4 * d_v + 4 * widest + (4 * d_k if checkpoint.recurrence is Recurrence.KDA else 1))
+        per_step = len(lanes.rows) * widest * (per_token + 4 * inputs.key.shape[-2] * d_k)
+        longest = max(1, _SLAB_ELEMENTS // per_step)
+        key = (
+            checkpoint.cursors.key(),
+            lanes.windows.tobytes(),
+            checkpoint.buffered_time,
+            inputs.time,
+            longest,
+            None if mask is None else mask.tobytes(),
+        )
+        if key not in self._plans:
+            while len(self._plans) >= _REMEMBERED_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = plan(
+                checkpoint.cursors,
+                lanes.windows,
+                buffered_time=checkpoint.buffered_time,
+                time=inputs.time,
+                valid=mask,
+                steps_per_slab=longest,
+            )
+        return self._plans[key]
