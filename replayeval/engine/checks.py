@@ -66,8 +66,8 @@ def check_floor(scores: Sequence[DocumentScores], control: Policy | None, *, dty
     if not mean <= limit:
         raise NumericsError(
             f"self-check failed: expected a mean KL of at most {limit:g} nats between {control} and the reference, "
-            f"which are algebraically equal, got {mean:.3g}; the engine or the model's kernels do not compute what they "
-            "should, so no arm of this run can be trusted. `replayeval doctor` looks for the usual causes"
+            f"which are algebraically equal, got {mean:.3g}; the engine or the model's kernels do not compute what "
+            "they should, so no arm of this run can be trusted. `replayeval doctor` looks for the usual causes"
         )
     return Check(name=name, passed=True, value=mean, limit=limit)
 

@@ -1,7 +1,7 @@
 """Gated DeltaNet, one replay window at a time."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import torch
 from jaxtyping import Float
@@ -61,7 +61,10 @@ class DeltaWindow:
         identity = torch.eye(size, dtype=beta.dtype, device=beta.device)
         system = (overlap * beta.unsqueeze(-1)).tril_(-1)
         right = identity.expand_as(system)
-        inverse: Tensor = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)  # pyright: ignore[reportUnknownMemberType]
+        solved = torch.linalg.solve_triangular(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            system, right, upper=False, unitriangular=True
+        )
+        inverse = cast(Tensor, solved)
         return cls(
             vectors=torch.cat([read_key, query], dim=-2),
             key=write_key,

@@ -1,0 +1,403 @@
+"""`measure_kl`: from a model, texts and policies to a result, one document at a time."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import replayssm
+from replayeval.data import Document, default_lengths, load_documents, make_documents
+from replayeval.engine.checks import Check, check_every_layer_stores, check_floor, check_forcing_is_live, control_arm
+from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing, score_document
+from replayeval.engine.precision import exact_float32
+from replayeval.errors import ConfigError, UnsupportedArmError
+from replayeval.models.architectures import SsmLayer
+from replayeval.models.head import OutputHead, check_head
+from replayeval.models.hook import ssm_layers
+from replayeval.models.loading import load_model
+from replayeval.report import schema
+from replayeval.report.result import KLResult
+from replayeval.stats import summarise_kl
+from replayeval.store import DocumentScores, RunDirectory, RunIdentity, RunManifest, provenance
+from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy, check_window, precision_arms
+
+BUILTIN = "builtin:"
+DEFAULT_MODEL = "builtin:gdn"
+DEFAULT_PRECISION = "nvfp4"
+BUILTIN_LENGTHS = (512, 1024, 2048)
+DEFAULT_DOCS = {"builtin": 4}
+"""Documents scored when their number is left open; 8 of any other source."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """The model under test and how it is called."""
+
+    head: OutputHead
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    revision: str | None
+    weights_sha256: Callable[[], str]
+    layers: tuple[SsmLayer, ...]
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def measure_kl(
+    model: PreTrainedModel | str = DEFAULT_MODEL,
+    documents: Sequence[str | Sequence[int] | Document] | None = None,
+    *,
+    arms: Sequence[Policy | str] | None = None,
+    precision: str | None = None,
+    window: int = DEFAULT_WINDOW,
+    data: str | Path | None = None,
+    lengths: Sequence[int] | None = None,
+    docs: int | None = None,
+    engine: str = Engine.CHUNK,
+    chunk: int = DEFAULT_CHUNK,
+    dtype: str = "auto",
+    device: str = "auto",
+    seed: int = 0,
+    prefill: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
+) -> KLResult:
+    """Measure how far state policies move a model's output distribution from that of a float32 state.
+
+    Args:
+        model: A hub id, a directory, `builtin:NAME`, or a model that is already loaded.
+        documents: Texts or token ids in memory; `data` names a source instead.
+        arms: Policies, as values or text (`"separate:nvfp4/fp16+sr@L=32"`).
+        precision: A format that stands for its five default arms; `nvfp4` when neither this nor `arms` is given.
+        window: Replay window in tokens of policies that name none.
+        data: `builtin`, `pg19`, a file or a directory; `builtin` for a built-in model, else `pg19`.
+        lengths: Generation lengths to report, in tokens.
+        docs: Documents to score.
+        engine: `chunk`, or `step` for its token-by-token oracle.
+        chunk: Tokens per forward pass; does not change results.
+        dtype: Dtype of the weights when a model is loaded here.
+        device: Where it is loaded.
+        seed: Seed of stochastic rounding and of the bootstrap.
+        prefill: Tokens at the start of each document that are its prompt.
+        out: Directory that keeps the scores of every token, one document at a time.
+        resume: Go on with what is missing in `out`.
+        revision: Branch, tag or commit of a hub model.
+        trust_remote_code: Let a tokenizer run code from its repository.
+        tokenizer: Tokenizer of a loaded model, for documents that are texts.
+        progress: Called with the tokens done and their total, after each forward pass.
+
+    Returns:
+        The result: `.table()`, `.to_pandas()`, `.plot()`, `.to_json()`.
+
+    Raises:
+        ConfigError: Input that cannot be used.
+        StoreError: A run directory that cannot be used.
+        NumericsError: A self-check failed; nothing measured can be trusted.
+
+    Source: ReplaySSM, output KL divergence by generation length.
+    """
+    arguments = _arguments(locals())
+    policies = _policies(arms, precision, window)
+    forcing = Forcing(
+        arms=policies, engine=_engine(engine), chunk_tokens=chunk, prefill_tokens=prefill, seed=_seed(seed)
+    )
+    source = _source(model, documents, data)
+    wanted = tuple(sorted(set(lengths))) if lengths is not None else _default_lengths(source)
+    if not wanted or wanted[0] < 1:
+        raise ConfigError(f"expected generation lengths of at least 1 token, got {list(lengths or ())}")
+    subject = _subject(
+        model, tokenizer, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
+    )
+    _check_formats(policies, subject.layers)
+    # One token more than is read: it is the next token of the last one.
+    needed: dict[str, Any] = {
+        "tokens": prefill + wanted[-1] + 1,
+        "lengths": wanted,
+        "prefill_tokens": prefill,
+        "vocab_size": subject.head.vocabulary,
+    }
+    if documents is not None:
+        texts = make_documents(documents, subject.tokenizer, **needed)
+    else:
+        count = DEFAULT_DOCS.get(source, 8) if docs is None else docs
+        texts = load_documents(source, subject.tokenizer, docs=count, seed=seed, **needed)
+    run_provenance = provenance(
+        device=_device_name(subject.head), given=arguments["given"], defaulted=arguments["defaulted"]
+    )
+    identity = _identity(subject, forcing, texts, source=source, lengths=wanted, window=window, hashed=out is not None)
+    with exact_float32(), _run_directory(out, identity, run_provenance, resume=resume) as run:
+        scores, checks = _score(subject.head, texts, forcing, run, read=prefill + wanted[-1], progress=progress)
+        if run is not None:
+            run.finish(results={"checks": [asdict(c) for c in checks]})
+    control = control_arm(policies)
+    summary = summarise_kl(scores, lengths=wanted, floor_arm=None if control is None else str(control), seed=seed)
+    return KLResult.build(
+        scores=scores,
+        summary=summary,
+        model=subject.name,
+        reference=str(REFERENCE),
+        window=window,
+        bits_per_element={str(p): _bits(p, subject.layers) for p in policies},
+        checks=[_check_record(c) for c in checks],
+        timing=_timing(scores, rows=len(forcing.policies)),
+        provenance={**run_provenance, "model": dict(subject.details), "fingerprint": identity.fingerprint},
+    )
+
+
+def _score(
+    head: OutputHead,
+    texts: Sequence[Document],
+    forcing: Forcing,
+    run: RunDirectory | None,
+    *,
+    read: int,
+    progress: Progress | None,
+) -> tuple[list[DocumentScores], list[Check]]:
+    """Score what is missing, document by document, between the self-checks."""
+    documents = [
+        DocumentTokens(index=i, doc_id=d.doc_id, tokens=d.token_ids, read_tokens=min(len(d), read))
+        for i, d in enumerate(texts)
+    ]
+    checks = [
+        Check(name="output head reproduces the model's own logits", passed=True, value=check_head(head), limit=None),
+        check_every_layer_stores(head, documents[0], forcing),
+        check_forcing_is_live(head, documents[0], forcing),
+    ]
+    control = control_arm(forcing.arms)
+    total = sum(d.read_tokens for d in documents)
+    done = 0
+    scores: list[DocumentScores] = []
+    for document in documents:
+        if run is not None and run.has(document.index):
+            scores.append(run.read(document.index))
+            done += document.read_tokens
+            if progress is not None:
+                progress(done, total)
+        else:
+            before = done
+
+            def advanced(tokens: int, *, before: int = before) -> None:
+                nonlocal done
+                done += tokens
+                if progress is not None:
+                    progress(done, total)
+
+            scores.append(score_document(head, document, forcing, progress=advanced))
+            if run is not None:
+                run.write(scores[-1])
+        # As soon as the control arm fails, hours of further numbers would be worthless.
+        check_floor(scores, control, dtype=head.model.dtype)
+    checks.append(check_floor(scores, control, dtype=head.model.dtype))
+    return scores, checks
+
+
+def _policies(arms: Sequence[Policy | str] | None, precision: str | None, window: int) -> tuple[Policy, ...]:
+    try:
+        check_window(window)
+        policies = [p if isinstance(p, Policy) else Policy.parse(p, default_window=window) for p in arms or ()]
+        if precision is not None or arms is None:
+            policies = [*precision_arms(precision or DEFAULT_PRECISION, window=window), *policies]
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if REFERENCE in policies:
+        raise ConfigError(
+            f"expected arms that differ from the reference, got {REFERENCE}, which is always there; "
+            "`shared:fp32` is the control arm that shows the floor"
+        )
+    return tuple(dict.fromkeys(policies))
+
+
+def _engine(name: str) -> Engine:
+    try:
+        return Engine(name)
+    except ValueError:
+        raise ConfigError(f"expected the engine to be one of {', '.join(Engine)}, got {name!r}") from None
+
+
+def _seed(seed: int) -> int:
+    if not 0 <= seed < 1 << 64:
+        raise ConfigError(f"expected a seed of 0 to 2**64 - 1, got {seed}")
+    return seed
+
+
+def _source(model: PreTrainedModel | str, documents: Sequence[Any] | None, data: str | Path | None) -> str:
+    if documents is not None:
+        if data is not None:
+            raise ConfigError(f"expected either documents or data, got both (data={data})")
+        return "documents in memory"
+    if data is not None:
+        return str(data)
+    return "builtin" if isinstance(model, str) and model.startswith(BUILTIN) else "pg19"
+
+
+def _default_lengths(source: str) -> tuple[int, ...]:
+    return BUILTIN_LENGTHS if source == "builtin" else default_lengths()
+
+
+def _subject(
+    model: PreTrainedModel | str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    dtype: str,
+    device: str,
+    revision: str | None,
+    trust_remote_code: bool,
+) -> _Subject:
+    if isinstance(model, str):
+        loaded = load_model(
+            model,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            need_tokenizer=False,
+        )
+        return _Subject(
+            head=OutputHead(loaded.model),
+            tokenizer=tokenizer or loaded.tokenizer,
+            name=model,
+            revision=loaded.revision,
+            weights_sha256=lambda: loaded.fingerprint,
+            layers=loaded.layers,
+            details={
+                "model_type": loaded.model_type,
+                "dtype": str(loaded.dtype).removeprefix("torch."),
+                "quantization": loaded.quantization,
+                "revision": loaded.revision,
+                "ignored_keys": list(loaded.ignored_keys),
+            },
+        )
+    name = str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+    return _Subject(
+        head=OutputHead(model),
+        tokenizer=tokenizer,
+        name=name,
+        revision=None,
+        weights_sha256=lambda: _hash_parameters(model),
+        layers=tuple(ssm_layers(model)),
+        details={"model_type": model.config.model_type, "dtype": str(model.dtype).removeprefix("torch.")},
+    )
+
+
+def _hash_parameters(model: PreTrainedModel) -> str:
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _check_formats(policies: Sequence[Policy], layers: Sequence[SsmLayer]) -> None:
+    """Refuse formats whose blocks do not fit the model's states, before anything runs."""
+    offences: list[str] = []
+    for policy in policies:
+        try:
+            for layer in layers:
+                policy.bits_per_element(heads=layer.heads, d_v=layer.d_v, d_k=layer.d_k)
+        except ValueError as error:
+            offences.append(f"{policy}: {error}")
+    if offences:
+        raise UnsupportedArmError("this model's states do not fit " + "; ".join(offences))
+
+
+def _bits(policy: Policy, layers: Sequence[SsmLayer]) -> float:
+    """Stored bits per element over all states of the model."""
+    sizes = [x.heads * x.d_v * x.d_k for x in layers]
+    bits = [policy.bits_per_element(heads=x.heads, d_v=x.d_v, d_k=x.d_k) for x in layers]
+    return sum(s * b for s, b in zip(sizes, bits, strict=True)) / sum(sizes)
+
+
+def _identity(
+    subject: _Subject,
+    forcing: Forcing,
+    texts: Sequence[Document],
+    *,
+    source: str,
+    lengths: tuple[int, ...],
+    window: int,
+    hashed: bool,
+) -> RunIdentity:
+    return RunIdentity(
+        kind="kl",
+        model=subject.name,
+        revision=subject.revision,
+        weights_sha256=subject.weights_sha256() if hashed else None,
+        reference=str(REFERENCE),
+        arms=tuple(str(a) for a in forcing.arms),
+        data=source,
+        documents=tuple(d.doc_id for d in texts),
+        lengths=lengths,
+        prefill_tokens=forcing.prefill_tokens,
+        seed=forcing.seed,
+        engine=str(forcing.engine),
+        dtype=str(subject.head.model.dtype).removeprefix("torch."),
+        window_tokens=window,
+        extra={"numerics": replayssm.NUMERICS_VERSION},
+    )
+
+
+@contextmanager
+def _run_directory(
+    out: str | Path | None, identity: RunIdentity, run_provenance: Mapping[str, Any], *, resume: bool
+) -> Generator[RunDirectory | None]:
+    if out is None:
+        if resume:
+            raise ConfigError("expected a directory to resume, got resume without out")
+        yield None
+        return
+    with RunDirectory.create(
+        out, manifest=RunManifest.start(identity, provenance=run_provenance), resume=resume
+    ) as run:
+        yield run
+
+
+def _timing(scores: Sequence[DocumentScores], *, rows: int) -> schema.Timing:
+    """Cost over all documents, those of earlier attempts of a resumed run included."""
+    seconds = sum(s.counters["seconds"] for s in scores)
+    tokens = sum(s.counters["tokens"] for s in scores)
+    rate = tokens / seconds if seconds > 0 else None
+    return schema.Timing(
+        seconds=seconds,
+        tokens_per_s=rate,
+        tokens_per_s_per_arm=None if rate is None else rate * rows,
+        peak_memory_bytes=int(max(s.counters["peak_memory_bytes"] for s in scores)),
+    )
+
+
+def _check_record(check: Check) -> schema.Check:
+    notes = {} if check.reason is None else {"passed": check.reason}
+    return schema.Check(name=check.name, passed=check.passed, value=check.value, limit=check.limit, notes=notes)
+
+
+def _device_name(head: OutputHead) -> str:
+    device = head.input_device
+    if device.type != "cuda":
+        return str(device)
+    return ", ".join(torch.cuda.get_device_name(d) for d in range(torch.cuda.device_count()))
+
+
+def _arguments(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Which arguments were passed and which took their default, as JSON values."""
+    defaults = {n: p.default for n, p in inspect.signature(measure_kl).parameters.items()}
+    shown = {n: _shown(v) for n, v in values.items() if n not in ("progress", "documents", "tokenizer")}
+    given = {n: v for n, v in shown.items() if values[n] != defaults[n]}
+    return {"given": given, "defaulted": {n: v for n, v in shown.items() if n not in given}}
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_shown(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+    return str(value) if isinstance(value, Policy | Path) else type(value).__name__
