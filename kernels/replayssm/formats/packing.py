@@ -61,8 +61,8 @@ class PackedState:
             scales = self.scales.view(_NATIVE_SCALES[self.format.scale]).to(torch.float32)
             if self.format.scale is ScaleType.E4M3:
                 of_heads = self.head_scales.view(torch.float32)
-                scales = (scales.view(of_heads.numel(), -1) * of_heads.unsqueeze(-1)).flatten()
-            values = values.view(scales.numel(), -1) * scales.unsqueeze(-1)
+                scales = (_by_group(scales, of_heads.numel()) * of_heads.unsqueeze(-1)).flatten()
+            values = _by_group(values, scales.numel()) * scales.unsqueeze(-1)
         return values.view(self.shape)
 
 
@@ -128,6 +128,10 @@ def pack_with_feedback(
     corrected, main, feedback = corrected_state(state, residual, fmt)
     packed = pack(corrected, main, bits=bits)
     return packed, pack(corrected - packed.unpack(), feedback)
+
+
+def _by_group(flat: Tensor, groups: int) -> Tensor:
+    return flat.view(groups, flat.numel() // max(groups, 1))
 
 
 def _bytes(values: Tensor, dtype: torch.dtype) -> Tensor:

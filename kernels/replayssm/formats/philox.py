@@ -59,7 +59,7 @@ def random_bits(
         sequences, tokens = sequences.to(where), tokens.to(where)
         return _philox(key, fourth, sequences, tokens, counters, where)[:, :elements]
 
-    pairs: list[tuple[int, int]] = list(zip(sequences.tolist(), tokens.tolist(), strict=True))
+    pairs: list[tuple[int, int]] = list(zip(_integers(sequences), _integers(tokens), strict=True))
     _check_range("sequences", [pair[0] for pair in pairs])
     _check_range("tokens", [pair[1] for pair in pairs])
     # Rows that hold the same sequence at the same token draw the same words: arms of one document are drawn once.
@@ -94,6 +94,10 @@ def _check_vectors(sequences: Tensor, tokens: Tensor) -> None:
         )
 
 
+def _integers(vector: Tensor) -> list[int]:
+    return vector.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 def _check_range(name: str, values: list[int]) -> None:
     wrong = [value for value in values if not 0 <= value <= _WORD]
     if wrong:
@@ -101,7 +105,7 @@ def _check_range(name: str, values: list[int]) -> None:
 
 
 def _check_range_without_waiting(values: Tensor) -> None:
-    torch._assert_async(((values >= 0) & (values <= _WORD)).all())  # pyright: ignore[reportPrivateImportUsage]
+    torch._assert_async(((values >= 0) & (values <= _WORD)).all())  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def _philox(
@@ -109,21 +113,42 @@ def _philox(
 ) -> Tensor:
     """Words `[rows, 4 * counters]` of the counters `(0..counters-1, token, sequence, fourth)`."""
     words = torch.empty((sequences.shape[0], counters, 4), dtype=torch.int64, device=device)
-    keys = [tuple((key[i] + _WEYL[i] * step) & _WORD for i in range(2)) for step in range(_ROUNDS)]
+    keys = round_keys(*key)
     columns = max(1, min(counters, _PIECE_COUNTERS)) if device.type == "cpu" else max(1, counters)
     rows = max(1, _PIECE_COUNTERS // columns) if device.type == "cpu" else max(1, sequences.shape[0])
     for row in range(0, sequences.shape[0], rows):
         for column in range(0, counters, columns):
             index = torch.arange(column, min(column + columns, counters), dtype=torch.int64, device=device)
             part = slice(row, row + rows)
-            _philox_piece(keys, fourth, sequences[part], tokens[part], index, words[part, column : column + columns])
+            fill_words(keys, fourth, sequences[part], tokens[part], index, words[part, column : column + columns])
     return words.view(sequences.shape[0], counters * 4)
 
 
-def _philox_piece(
-    keys: list[tuple[int, ...]], fourth: int, sequences: Tensor, tokens: Tensor, index: Tensor, out: Tensor
+def round_keys(low: int, high: int) -> list[tuple[int, int]]:
+    """The key of each round.
+
+    Args:
+        low: Lower key word.
+        high: Upper key word.
+
+    Returns:
+        Pairs of 32-bit words.
+    """
+    return [((low + _WEYL[0] * step) & _WORD, (high + _WEYL[1] * step) & _WORD) for step in range(_ROUNDS)]
+
+
+def fill_words(
+    keys: list[tuple[int, int]], fourth: int, sequences: Tensor, tokens: Tensor, index: Tensor, out: Tensor
 ) -> None:
-    """One piece, in place in `out`.
+    """Write the words of the counters `(index, token, sequence, fourth)` into `out`.
+
+    Args:
+        keys: What `round_keys` returns.
+        fourth: Fourth counter word.
+        sequences: Third counter word, per row.
+        tokens: Second counter word, per row.
+        index: First counter word, per column.
+        out: int64 of shape `[rows, columns, 4]`. Overwritten.
 
     A round maps (c0, c1, c2, c3) to (hi1^c1^k0, lo1, hi0^c3^k1, lo0) of the products c0*M0 and c2*M1. Products are
     taken modulo 2**64 as int64; c1 and c3 are only ever XORed, so they stay unmasked and one mask per half clears both

@@ -66,30 +66,33 @@ def compute_scales(magnitudes: Float[Tensor, "rows groups size"], fmt: Format, *
         microscaling).
     """
     largest = largest_magnitudes(magnitudes)
+    # A tensor, because GPUs divide by a Python number through its rounded reciprocal.
+    divisor = torch.full((), fmt.divisor, dtype=torch.float32, device=largest.device)
     # Zero where everything is finite, NaN elsewhere; limits below would turn an infinity into a finite scale.
     poison = largest - largest
     per_head = None
     if fmt.scale is ScaleType.E4M3:
-        per_head, stored = _scales_per_head(largest, fmt, heads=heads)
+        per_head, stored = _scales_per_head(largest, divisor, heads=heads)
     elif fmt.scale is ScaleType.E8M0:
         exponent = (float32_bits(largest) & EXPONENT_MASK).view(torch.float32)
         stored = exponent.mul_(2.0 ** (1 - math.frexp(fmt.divisor)[1])).clamp_(min=SMALLEST_SCALE)
     elif fmt.scale is ScaleType.FP16:
-        stored = largest.div(fmt.divisor).clamp_(FP16_SMALLEST, FP16_LARGEST).to(torch.float16).to(torch.float32)
+        stored = largest.div(divisor).clamp_(FP16_SMALLEST, FP16_LARGEST).to(torch.float16).to(torch.float32)
     else:
-        stored = largest.div(fmt.divisor).clamp_(min=SMALLEST_SCALE)
+        stored = largest.div(divisor).clamp_(min=SMALLEST_SCALE)
     stored.add_(poison)
     effective = stored if per_head is None else _times_head(stored, per_head)
     return Scales(stored=stored, per_head=per_head, effective=effective.unsqueeze(-1))
 
 
-def _scales_per_head(largest: Tensor, fmt: Format, *, heads: int) -> tuple[Tensor, Tensor]:
-    by_head = largest.view(largest.shape[0], heads, -1)
+def _scales_per_head(largest: Tensor, divisor: Tensor, *, heads: int) -> tuple[Tensor, Tensor]:
+    by_head = largest.unflatten(-1, (heads, largest.shape[-1] // heads))
     of_head = by_head.amax(dim=-1)
-    per_head = of_head.div(fmt.divisor * E4M3_LARGEST).clamp_(min=SMALLEST_GLOBAL_SCALE).add_(of_head - of_head)
-    stored = by_head.div(per_head.mul(fmt.divisor).unsqueeze(-1)).clamp_(E4M3_SMALLEST, E4M3_LARGEST)
+    per_head = of_head.div(divisor * E4M3_LARGEST).clamp_(min=SMALLEST_GLOBAL_SCALE).add_(of_head - of_head)
+    stored = by_head.div(per_head.mul(divisor).unsqueeze(-1)).clamp_(E4M3_SMALLEST, E4M3_LARGEST)
     return per_head, round_to_nearest(stored, ElementType.E4M3.spec).view(largest.shape)
 
 
 def _times_head(stored: Tensor, per_head: Tensor) -> Tensor:
-    return (stored.view(*per_head.shape, -1) * per_head.unsqueeze(-1)).view(stored.shape)
+    heads = per_head.shape[-1]
+    return (stored.unflatten(-1, (heads, stored.shape[-1] // heads)) * per_head.unsqueeze(-1)).view(stored.shape)
