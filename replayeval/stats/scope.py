@@ -92,6 +92,7 @@ class Scope:
         self._longest = max(document.tokens for document in scores)
         self._range = slice(start, stop)
         self._seed, self._resamples = seed, resamples
+        self._known: dict[tuple[bytes, ...], Totals] = {}
 
     @property
     def documents(self) -> int:
@@ -146,7 +147,7 @@ class Scope:
             return None, None
         if interval is None:
             return float(np.nansum(np.concatenate(series)) / sum(count.sum() for count in counts)), None
-        return self.ratio(self.totals(series), self.totals(counts), value, interval, undefined)
+        return self.ratio(self.totals(series), self._count_totals(counts), value, interval, undefined)
 
     def ratio(
         self, above: Totals, below: Totals, value: str, interval: str, undefined: dict[str, str]
@@ -159,6 +160,13 @@ class Scope:
         if bounds is None:
             undefined[interval] = "what it is divided by is exactly 0 in some resample"
         return above.observed / below.observed, bounds
+
+    def _count_totals(self, counts: Sequence[Series]) -> Totals:
+        # Nearly all quantities exist for the same tokens, and resampling 1s costs as much as resampling numbers.
+        key = tuple(count.astype(np.bool_).tobytes() for count in counts)
+        if key not in self._known:
+            self._known[key] = self._resampler.totals(counts)
+        return self._known[key]
 
     @cached_property
     def _resampler(self) -> Resampler:
