@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
 
 import typer
 from rich.console import Console
@@ -104,7 +105,7 @@ def _devices() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding(subject="cuda", status=Status.NOTE, detail="no CUDA device; models run on the CPU")
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
+        properties: Any = cast(Any, torch.cuda).get_device_properties(index)
         yield Finding(
             subject=f"cuda:{index}",
             status=Status.GOOD,
@@ -167,12 +168,13 @@ def _numerics() -> Iterator[Finding]:
     from replayssm.formats import Format, pack, random_bits, store_and_load
 
     zero = torch.zeros(1, dtype=torch.int64)
-    words = random_bits(seed=0, layer=0, copy=0, sequences=zero, tokens=zero, elements=4, device="cpu")
+    drawn = random_bits(seed=0, layer=0, copy=0, sequences=zero, tokens=zero, elements=4, device="cpu")
+    words = cast(list[int], cast(Any, drawn[0]).tolist())
     yield _verdict(
         "random bits",
-        tuple(words[0].tolist()) == PHILOX_ZERO,
+        tuple(words) == PHILOX_ZERO,
         "Philox4x32-10 gives its known answer",
-        f"Philox4x32-10 gives {words[0].tolist()} instead of {list(PHILOX_ZERO)}",
+        f"Philox4x32-10 gives {words} instead of {list(PHILOX_ZERO)}",
     )
     state = torch.linspace(-3, 3, 2 * 32 * 32).reshape(1, 2, 32, 32)
     for name in ("fp8", "nvfp4", "int8"):

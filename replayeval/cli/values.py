@@ -8,8 +8,9 @@ from pathlib import Path
 from replayeval.errors import ConfigError
 from replayeval.report.text import KIBI, printable
 
+STDOUT = "-"
 DTYPES = {
-    "auto": None,
+    "auto": "auto",
     "float32": "float32",
     "fp32": "float32",
     "bfloat16": "bfloat16",
@@ -68,15 +69,6 @@ def tokens(text: str, *, option: str, least: int = 1) -> int:
     return count
 
 
-def token_list(text: str, *, option: str) -> tuple[int, ...]:
-    """Return an increasing tuple of token counts from `1K,8K,32K`; repeated ones count once.
-
-    Raises:
-        ConfigError: Empty, or one of them is no number of tokens.
-    """
-    return tuple(sorted({tokens(part, option=option) for part in split_list(text, option=option)}))
-
-
 def split_list(text: str, *, option: str) -> tuple[str, ...]:
     """Split at commas outside brackets, so that `fp8[tile=32,max=240],nvfp4` is two.
 
@@ -96,8 +88,8 @@ def split_list(text: str, *, option: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def dtype(text: str) -> str | None:
-    """Return the canonical dtype name, or None for `auto`.
+def dtype(text: str) -> str:
+    """Return the canonical name of a dtype, or `auto`.
 
     Raises:
         ConfigError: An unknown dtype.
@@ -105,8 +97,8 @@ def dtype(text: str) -> str | None:
     return DTYPES[one_of(text, tuple(DTYPES), option="--dtype")]
 
 
-def device(text: str) -> str | None:
-    """Return the device name, or None for `auto`.
+def device(text: str) -> str:
+    """Return the name of a device, or `auto`.
 
     Raises:
         ConfigError: An unknown device.
@@ -117,7 +109,7 @@ def device(text: str) -> str | None:
             f"--device: expected auto, cpu, cuda or cuda:N, got {shown(text)}."
             f"{suggestion(word, ('auto', 'cpu', 'cuda'))}"
         )
-    return None if word == "auto" else word
+    return word
 
 
 def shape(text: str) -> tuple[int, int, int]:
@@ -144,6 +136,15 @@ def output_file(path: Path, *, option: str) -> Path:
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{option}: the folder {shown(path.absolute().parent)} does not exist. Create it first.")
     return path
+
+
+def json_target(text: str | None) -> Path | str | None:
+    """Return the file of `--json`, `STDOUT`, or None where it was not given.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    return text if text in (None, STDOUT) else output_file(Path(text), option="--json")
 
 
 def shown(value: object) -> str:

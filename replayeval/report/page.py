@@ -13,6 +13,6 @@ def kl_html(report: KLReport) -> str:
     console = Console(width=TABLE_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(KLTable(report))
-    failed = [check.name for check in report.checks if not check.passed]
+    failed = [check.name for check in report.checks if check.passed is False]
     warning = f"<p><strong>Failed checks: {escape(', '.join(failed))}</strong></p>" if failed else ""
     return f'<div class="replayeval">{warning}<pre>{escape(capture.get())}</pre></div>'

@@ -1,21 +1,25 @@
 """The result of a measurement in Python: numbers per token, the record, and the views of both."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import JsonValue
 
 from replayeval.errors import ConfigError
+from replayeval.report.from_summary import arm_report, intervals_report, rounding_report
 from replayeval.report.page import kl_html
-from replayeval.report.schema import KLReport
+from replayeval.report.schema import Check, KLReport, Timing
 from replayeval.report.table import TABLE_WIDTH, KLTable
 from replayeval.report.text import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from replayeval.stats import KLSummary
     from replayeval.store import DocumentScores
 
 
@@ -31,10 +35,52 @@ class KLResult:
     report: KLReport
     scores: "Sequence[DocumentScores]"
 
+    @classmethod
+    def build(
+        cls,
+        *,
+        scores: "Sequence[DocumentScores]",
+        summary: "KLSummary",
+        model: str,
+        reference: str,
+        window: int,
+        bits_per_element: Mapping[str, float],
+        checks: Sequence[Check],
+        timing: Timing,
+        provenance: Mapping[str, JsonValue],
+    ) -> Self:
+        """Put a result together.
+
+        Args:
+            scores: The numbers per token, one entry per document.
+            summary: What the statistics made of them.
+            model: Where the weights came from.
+            reference: Canonical text of the reference policy.
+            window: Default replay window in tokens.
+            bits_per_element: Stored bits per state element by policy; a policy that is missing has no such number.
+            checks: Outcomes of the checks that the apparatus ran on itself.
+            timing: What the measurement cost.
+            provenance: Versions, device, commit, arguments and seed.
+        """
+        report = KLReport(
+            model=model,
+            reference=reference,
+            window=window,
+            docs=summary.documents,
+            tokens=summary.tokens,
+            arms=tuple(arm_report(arm, bits_per_element=bits_per_element.get(arm.policy)) for arm in summary.arms),
+            rounding_ratios=tuple(rounding_report(ratio) for ratio in summary.rounding_ratios),
+            intervals=intervals_report(summary),
+            checks=tuple(checks),
+            timing=timing,
+            provenance=dict(provenance),
+        )
+        return cls(report=report, scores=tuple(scores))
+
     @property
     def passed(self) -> bool:
-        """Whether every check that the apparatus ran on itself passed."""
-        return all(check.passed for check in self.report.checks)
+        """Whether no check that the apparatus ran on itself failed."""
+        return all(check.passed is not False for check in self.report.checks)
 
     def table(self, *, width: int = TABLE_WIDTH) -> KLTable:
         """Return the tables for a rich console.
@@ -52,7 +98,8 @@ class KLResult:
         diverged, and for the likelihood at the last token of a document.
         """
         import numpy as np
-        import pandas as pd
+
+        pd = _pandas()
 
         frames = [
             pd.DataFrame(
@@ -74,8 +121,7 @@ class KLResult:
 
     def summary_frame(self) -> "pd.DataFrame":
         """Return one row per arm and length: `policy`, `n`, `documents`, `mean`, `low`, `high` and `local_mean`."""
-        import pandas as pd
-
+        pd = _pandas()
         rows: list[dict[str, Any]] = []
         for arm in self.report.arms:
             for point in arm.by_length:
@@ -127,3 +173,10 @@ class KLResult:
 
     def _repr_html_(self) -> str:
         return kl_html(self.report)
+
+
+def _pandas() -> Any:
+    # Takes half a second to import, and only frames need it.
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    return pd

@@ -5,7 +5,7 @@ A value that is undefined is null, and the `notes` beside it say why, under the 
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -14,6 +14,7 @@ from replayeval.report.text import printable
 
 KL_SCHEMA = "replayeval.kl/1"
 
+Interval: TypeAlias = tuple[float, float]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -33,7 +34,7 @@ class KLStatistics(Record):
 
     mean: float | None
     """Mean over tokens."""
-    ci95: tuple[float, float] | None
+    ci95: Interval | None
     """95% bootstrap interval of the mean."""
     p50: float | None
     """Median."""
@@ -48,29 +49,75 @@ class KLStatistics(Record):
 
 
 class KLAtLength(Record):
-    """KL of one arm up to one generation length."""
+    """One arm up to one generation length, over the documents that reach it."""
 
     n: Positive
     """Generation length N in tokens."""
     documents: Count
-    """Documents that reach N."""
+    """Documents that decode at least N tokens; only these count here."""
+    tokens: Count
+    """Tokens that the means run over."""
     mean: float | None
     """Mean KL in nats over the tokens up to N."""
-    ci95: tuple[float, float] | None
+    ci95: Interval | None
     """95% bootstrap interval of `mean`."""
     local_mean: float | None
     """Mean KL in nats over the octave (N/2, N]."""
+    local_ci95: Interval | None
+    """95% bootstrap interval of `local_mean`."""
+    top1_agreement: Fraction | None
+    """Fraction of tokens up to N whose most probable next token is that of the reference."""
+    top1_agreement_ci95: Interval | None
+    """95% bootstrap interval of `top1_agreement`."""
+    nll_delta: float | None
+    """Mean NLL of the arm minus that of the reference up to N, in nats per token; positive is worse."""
+    nll_delta_ci95: Interval | None
+    """95% bootstrap interval of `nll_delta`, paired by token."""
+    ratio_to_floor: float | None
+    """`mean` divided by that of the control arm."""
+
+
+class RatioAtLength(Record):
+    """Rounding to nearest against stochastic rounding at one generation length."""
+
+    n: Positive
+    """Generation length N in tokens."""
+    documents: Count
+    """Documents that decode at least N tokens."""
+    ratio: float | None
+    """Mean KL up to N, rounding to nearest over stochastic rounding; above 1, stochastic is better."""
+    ci95: Interval | None
+    """95% bootstrap interval of `ratio`, paired."""
+    local_ratio: float | None
+    """The same over the octave (N/2, N]."""
+    local_ci95: Interval | None
+    """95% bootstrap interval of `local_ratio`, paired."""
 
 
 class RoundingRatio(Record):
-    """Mean KL of an arm relative to the arm that differs from it in rounding only."""
+    """Two arms that differ in nothing but stochastic rounding."""
 
-    other: str
-    """Policy of the arm with the other rounding."""
-    ratio: float | None
-    """Mean KL with round-to-nearest divided by mean KL with stochastic rounding."""
-    ci95: tuple[float, float] | None
-    """95% interval of `ratio` from the bootstrap in which both arms share their documents."""
+    nearest: str
+    """Policy of the arm that rounds to nearest."""
+    stochastic: str
+    """Policy of the arm that rounds stochastically."""
+    by_length: tuple[RatioAtLength, ...]
+    """Their ratio by generation length."""
+
+
+class Intervals(Record):
+    """How the intervals came about."""
+
+    level: Fraction
+    """Coverage that they aim at."""
+    method: str
+    """Bootstrap over documents, or over blocks of tokens inside a single document."""
+    resamples: Count
+    """Resamples per interval."""
+    seed: Count
+    """Seed of the resamples."""
+    caution: str | None
+    """Why to distrust them, if there is a reason."""
 
 
 class ArmReport(Record):
@@ -81,16 +128,16 @@ class ArmReport(Record):
     bits_per_element: float | None
     """Stored bits per state element, scales and every copy included."""
     kl: KLStatistics
-    """Distribution of the KL per token."""
+    """KL per token over all documents."""
     by_length: tuple[KLAtLength, ...]
     """KL by generation length."""
     top1_agreement: Fraction | None
     """Fraction of tokens whose most probable next token is that of the reference."""
-    top1_agreement_ci95: tuple[float, float] | None
+    top1_agreement_ci95: Interval | None
     """95% bootstrap interval of `top1_agreement`."""
     nll_delta: float | None
     """Mean negative log-likelihood of the arm minus that of the reference, in nats per token."""
-    nll_delta_ci95: tuple[float, float] | None
+    nll_delta_ci95: Interval | None
     """95% bootstrap interval of `nll_delta`."""
     ppl: float | None
     """Perplexity of the arm."""
@@ -98,10 +145,12 @@ class ArmReport(Record):
     """Perplexity of the reference on the same tokens."""
     diverged_at: Positive | None
     """Smallest generation length at which an output was not finite; null when all were."""
+    diverged_documents: tuple[str, ...] = ()
+    """Documents in which the arm diverged."""
     ratio_to_floor: float | None
     """Mean KL divided by the mean KL of the control arm."""
-    rounding: RoundingRatio | None = None
-    """Round-to-nearest against stochastic rounding; null for an arm without such a twin."""
+    ratio_to_floor_ci95: Interval | None
+    """95% bootstrap interval of `ratio_to_floor`, paired."""
 
 
 class Check(Record):
@@ -109,8 +158,8 @@ class Check(Record):
 
     name: str
     """What was checked."""
-    passed: bool
-    """Whether `value` kept to `limit`."""
+    passed: bool | None
+    """Whether `value` kept to `limit`; null when the check could not be run."""
     value: float | None
     """What was measured."""
     limit: float | None
@@ -147,6 +196,10 @@ class KLReport(Record):
     """Tokens scored per arm, all documents together, prompts excluded."""
     arms: tuple[ArmReport, ...]
     """The arms, in the order asked for."""
+    rounding_ratios: tuple[RoundingRatio, ...] = ()
+    """Every pair of arms that differ in nothing but stochastic rounding."""
+    intervals: Intervals | None = None
+    """How the intervals came about."""
     checks: tuple[Check, ...]
     """Checks that the apparatus ran on itself."""
     timing: Timing

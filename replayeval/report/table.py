@@ -85,6 +85,10 @@ def _caption(report: KLReport, lengths: Sequence[int]) -> str:
         lines.append(f"Documents that reach each length: {counts}.")
     if any(arm.diverged_at is not None for arm in report.arms):
         lines.append(f"{DIVERGED}: the state or an output stopped being finite before that length.")
+    reasons = {arm.notes.get("ratio_to_floor") for arm in report.arms if arm.diverged_at is None}
+    lines += [f"No ratio to the floor: {printable(reason)}." for reason in sorted(filter(None, reasons))]
+    if report.intervals is not None and report.intervals.caution is not None:
+        lines.append(f"Intervals: {printable(report.intervals.caution)}.")
     return " ".join(lines)
 
 

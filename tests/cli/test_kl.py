@@ -31,7 +31,17 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "separate:nvfp4/fp16+sr@L=16",
     ]
     expected: dict[str, Any] = dict(
-        window=16, lengths=(1024, 8192, 32768), engine="chunk", chunk=1024, prefill=0, seed=0, resume=False, data="pg19"
+        window=16,
+        lengths=None,
+        docs=None,
+        data=None,
+        engine="chunk",
+        chunk=1024,
+        dtype="auto",
+        device="auto",
+        prefill=0,
+        seed=0,
+        resume=False,
     )
     assert {name: fake.options[name] for name in expected} == expected
     output = capsys.readouterr()

@@ -21,10 +21,6 @@ def test_no_tokens(text: str) -> None:
         values.tokens(text, option="--lengths")
 
 
-def test_token_list_is_sorted_and_unique() -> None:
-    assert values.token_list("8K, 1K,8192", option="--lengths") == (1024, 8192)
-
-
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -53,7 +49,8 @@ def test_any_text_parses_or_is_refused_cleanly(text: str) -> None:
         values.device,
         values.shape,
         lambda t: values.integer(t, option="--seed", least=0),  # pyright: ignore[reportUnknownLambdaType]
-        lambda t: values.token_list(t, option="--lengths"),  # pyright: ignore[reportUnknownLambdaType]
+        lambda t: values.tokens(t, option="--chunk"),  # pyright: ignore[reportUnknownLambdaType]
+        lambda t: values.split_list(t, option="--arm"),  # pyright: ignore[reportUnknownLambdaType]
     ):
         try:
             parse(text)
@@ -73,12 +70,12 @@ def test_suggestions() -> None:
 
 def test_dtype_and_device_have_canonical_names() -> None:
     assert [values.dtype(text) for text in ("auto", "bf16", "FP32", "float16")] == [
-        None,
+        "auto",
         "bfloat16",
         "float32",
         "float16",
     ]
-    assert [values.device(text) for text in ("auto", "CPU", "cuda:1")] == [None, "cpu", "cuda:1"]
+    assert [values.device(text) for text in ("auto", "CPU", "cuda:1")] == ["auto", "cpu", "cuda:1"]
 
 
 def test_shape() -> None:

@@ -8,7 +8,21 @@ from replayeval.report.schema import ArmReport, Check, KLAtLength, KLReport, KLS
 def point(n: int, mean: float | None, *, documents: int = 4) -> KLAtLength:
     interval = None if mean is None else (0.9 * mean, 1.1 * mean)
     notes = {"mean": "the arm diverged before this length"} if mean is None else {}
-    return KLAtLength(n=n, documents=documents, mean=mean, ci95=interval, local_mean=mean, notes=notes)
+    return KLAtLength(
+        n=n,
+        documents=documents,
+        tokens=n * documents,
+        mean=mean,
+        ci95=interval,
+        local_mean=mean,
+        local_ci95=interval,
+        top1_agreement=0.99,
+        top1_agreement_ci95=(0.98, 0.995),
+        nll_delta=1e-3,
+        nll_delta_ci95=(0.0, 2e-3),
+        ratio_to_floor=None,
+        notes=notes,
+    )
 
 
 def arm(policy: str, means: dict[int, float | None], **changes: Any) -> ArmReport:
@@ -34,6 +48,7 @@ def arm(policy: str, means: dict[int, float | None], **changes: Any) -> ArmRepor
         ppl_reference=3.2,
         diverged_at=None,
         ratio_to_floor=None if last is None else 312.0,
+        ratio_to_floor_ci95=None,
     )
     return ArmReport(**(values | changes))
 
