@@ -4,7 +4,9 @@ transformers writes every state-space mixer as projections, a convolution and ga
 modeling module. Architectures that share a core differ, for this project, only in the entries of the table below.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 
@@ -159,7 +161,7 @@ def find_mixers(model: nn.Module) -> list[tuple[SsmLayer, nn.Module]]:
         ConfigError: If there is none, or if two of them claim the same layer.
     """
     found: list[tuple[SsmLayer, nn.Module]] = []
-    for name, module in model.named_modules():
+    for name, module in cast(Iterator[tuple[str, nn.Module]], model.named_modules()):
         architecture = _BY_MIXER.get((type(module).__module__, type(module).__name__))
         if architecture is not None:
             found.append((_describe(name, module, architecture), module))

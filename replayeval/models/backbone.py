@@ -16,7 +16,7 @@ def find_backbone(model: PreTrainedModel, mixers: Sequence[nn.Module]) -> PreTra
     """
     wanted = set(mixers)
     best: PreTrainedModel | None = None
-    for _, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, PreTrainedModel) and wanted <= set(module.modules()):
             best = module
     if best is None:

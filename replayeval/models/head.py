@@ -40,7 +40,7 @@ class OutputHead:
         self.model = model
         self.backbone = find_backbone(model, [mixer for _, mixer in find_mixers(model)])
         self.config: PreTrainedConfig = self.backbone.config
-        projection: object = model.get_output_embeddings()
+        projection = cast(object, model.get_output_embeddings())  # pyright: ignore[reportUnknownMemberType]
         weight = getattr(projection, "weight", None)
         if not isinstance(projection, nn.Linear) or not isinstance(weight, Tensor) or not weight.is_floating_point():
             raise ConfigError(
@@ -75,7 +75,7 @@ class OutputHead:
     @property
     def input_device(self) -> torch.device:
         """Where token ids have to lie."""
-        return self.backbone.get_input_embeddings().weight.device
+        return cast(Tensor, self.backbone.get_input_embeddings().weight).device
 
     def new_cache(self, rows: int) -> DynamicCache:
         """An empty cache for `rows` sequences; it takes its size from the first tokens that it sees.
@@ -213,7 +213,7 @@ def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
             f"difference of {gap:.3g} (largest logit {scale:.3g}); this model treats its logits in a way that is not "
             "supported"
         )
-    drift = float((wired.float() - seen[0].float()).norm() / seen[0].float().norm().clamp_min(math.ulp(0.0)))
+    drift = _norm(wired.to(seen[0].device) - seen[0]) / max(_norm(seen[0]), math.ulp(0.0))
     tolerance = 5e-2 if seen[0].dtype in _HALF else 1e-3
     if not drift <= tolerance:
         raise NumericsError(
@@ -222,3 +222,7 @@ def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
             "supported"
         )
     return gap / scale if scale else gap
+
+
+def _norm(x: Tensor) -> float:
+    return float(x.to(torch.float64).square().sum().sqrt())

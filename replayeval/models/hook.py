@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class HookReport:
 
     Attributes:
         layers: The layers that are hooked.
-        forwards: How often the mixer of a layer ran.
+        forwards: How often the mixer of a layer ran to its end.
         calls: How often its core was served by the driver.
         tokens: How many tokens per row it consumed, padding included.
     """
@@ -128,7 +128,7 @@ class _Session:
 
 
 @contextmanager
-def hooked(model: PreTrainedModel, driver: StateDriver, *, verbose: bool = False) -> Iterator[HookReport]:
+def hooked(model: PreTrainedModel, driver: StateDriver, *, verbose: bool = False) -> Generator[HookReport]:
     """Let `driver` keep the states of every state-space layer of `model` inside the block.
 
     Only calls that come from the mixers of this very model are served; any other model, of the same class too, runs
@@ -191,12 +191,13 @@ def _follow(mixer: nn.Module, layer: SsmLayer, session: _Session) -> list[Remova
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         outer.append(_RUNNING.get())
         _RUNNING.set(_Running(session=session, layer=layer))
-        session.report.forwards[layer.layer_idx] += 1
         return args, session.masks.with_padding(module, args, kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        del module, args, output
-        # The framework also calls this when a hook before it failed.
+        del module, args
+        # The framework also calls this, without output, when the pass failed, and even when a hook before it did.
+        if output is not None:
+            session.report.forwards[layer.layer_idx] += 1
         if outer:
             _RUNNING.set(outer.pop())
 

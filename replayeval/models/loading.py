@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from replayeval.errors import ConfigError
@@ -116,7 +117,7 @@ def load_model(
         model_type=str(raw["model_type"]),
         fingerprint=fingerprint(checkpoint, files),
         dtype=model.dtype,
-        device=model.get_input_embeddings().weight.device,
+        device=cast(Tensor, model.get_input_embeddings().weight).device,
         layers=tuple(ssm_layers(model)),
         quantization=None if method is None else str(method),
         ignored_keys=ignored,
@@ -164,7 +165,8 @@ def parse_device(text: str | None) -> str | dict[str, str]:
 
 def _read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True)
+        found: Any = cast(Any, AutoConfig).from_pretrained(checkpoint.directory, local_files_only=True)
+        return cast(PreTrainedConfig, found)
     except Exception as error:  # the validation of each architecture raises what it likes
         raise ConfigError(f"config.json of {checkpoint.source} is not usable: {_one_line(error)}") from error
 
@@ -191,7 +193,7 @@ def _load_weights(
     allow_unexpected: bool,
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
     try:
-        loaded: Any = model_class.from_pretrained(
+        loaded = cast(Any, model_class).from_pretrained(
             checkpoint.directory,
             config=config,
             dtype="auto" if dtype is None else dtype,
@@ -249,7 +251,7 @@ def _load_tokenizer(
         reason = f"{checkpoint.source} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})"
     else:
         try:
-            found: Any = AutoTokenizer.from_pretrained(
+            found = cast(Any, AutoTokenizer).from_pretrained(
                 checkpoint.directory, local_files_only=True, trust_remote_code=trust_remote_code
             )
             return cast(PreTrainedTokenizerBase, found), None
@@ -265,8 +267,8 @@ def _check_vocabulary(
 ) -> None:
     if tokenizer is None:
         return
-    rows = int(model.get_input_embeddings().weight.shape[0])
-    largest = max(cast(dict[str, int], tokenizer.get_vocab()).values(), default=-1)
+    rows = int(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= rows:
         raise ConfigError(
             f"tokenizer and model of {checkpoint.source} do not belong together: the tokenizer "

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool
@@ -74,7 +74,7 @@ class MaskTracker:
 
 
 def _padding_mask(arguments: Mapping[str, Any]) -> Tensor | None:
-    mask = arguments.get("attention_mask")
+    mask: object = arguments.get("attention_mask")
     if isinstance(mask, Mapping):
-        mask = mask.get("linear_attention")
+        mask = cast(Mapping[str, object], mask).get("linear_attention")
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None

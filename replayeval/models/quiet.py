@@ -1,7 +1,7 @@
 """Keep transformers and the hub client silent for a while."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 
 @contextmanager
-def quiet(enabled: bool = True) -> Iterator[None]:
+def quiet(enabled: bool = True) -> Generator[None]:
     """Silence transformers' messages below errors and all progress bars of loading; put everything back on exit.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub import HfApi, snapshot_download
+import huggingface_hub
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -83,11 +83,8 @@ def _near_directories(path: Path) -> str:
 
 
 def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
-    wanted: dict[str, Any] = {"repo_id": source, "revision": revision, "allow_patterns": _FILES}
-    # Files in subfolders are other exports of the same weights.
-    wanted["ignore_patterns"] = ["*/*", "consolidated*"]
     try:
-        info = HfApi().model_info(source, revision=revision, timeout=_HUB_TIMEOUT_SECONDS)
+        info = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=_HUB_TIMEOUT_SECONDS)
     except GatedRepoError as error:
         raise ConfigError(f"access to {source} on the hub needs to be granted; log in with `hf auth login`") from error
     except RevisionNotFoundError as error:
@@ -101,7 +98,7 @@ def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
         raise ConfigError(f"the hub did not answer for {source}: {error}; try again later") from error
     except Exception as error:  # no connection: the error types are those of the client's transport
         try:
-            directory = Path(snapshot_download(**wanted, local_files_only=True))
+            directory = _download(source, revision, local_files_only=True)
         except OSError:
             raise ConfigError(
                 f"{source} is not a local directory{_near_directories(path) if path.parent.is_dir() else ''}, is not "
@@ -111,12 +108,25 @@ def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
         return Checkpoint(source=source, directory=directory, revision=directory.name)
     check_file_names(source, [s.rfilename for s in info.siblings or []])
     try:
-        directory = Path(snapshot_download(**{**wanted, "revision": info.sha}))
+        directory = _download(source, info.sha)
     except Exception as error:  # the transport's errors, or those of the disk
         raise ConfigError(
             f"the files of {source} could not be downloaded: {error}; check the connection and the free space"
         ) from error
     return Checkpoint(source=source, directory=directory, revision=info.sha)
+
+
+def _download(source: str, revision: str | None, *, local_files_only: bool = False) -> Path:
+    download = cast(Any, huggingface_hub).snapshot_download  # its types are not complete
+    directory: str = download(
+        source,
+        revision=revision,
+        allow_patterns=_FILES,
+        # Files in subfolders are other exports of the same weights.
+        ignore_patterns=["*/*", "consolidated*"],
+        local_files_only=local_files_only,
+    )
+    return Path(directory)
 
 
 def check_file_names(source: str, names: Iterable[str]) -> None:

@@ -64,8 +64,8 @@ def weight_files(checkpoint: Checkpoint) -> list[Path]:
     damaged: list[str] = []
     for path in files:
         try:
-            with safe_open(str(path), framework="np") as opened:
-                if not list(opened.keys()):
+            with cast(Any, safe_open)(str(path), framework="np") as opened:
+                if not list(cast(list[str], opened.keys())):
                     damaged.append(f"{path.name} (holds no tensors)")
         except (SafetensorError, OSError) as error:
             damaged.append(f"{path.name} ({error})")

@@ -33,18 +33,20 @@ class TokenByToken:
         assert log_decay.shape == ((rows, time, heads, d_k) if str(recurrence) == "kda" else (rows, time, heads))
         assert (beta is None) == (str(recurrence) == "mamba2")
         group = heads // key.shape[2]
+        of_head = [h // group for h in range(heads)]
+        query, key = query[:, :, of_head], key[:, :, of_head]
         state = self.states.get(layer, torch.zeros(rows, heads, d_v, d_k, dtype=torch.float64))
         outputs = torch.zeros(rows, time, heads, d_v, dtype=torch.float64)
         for t in range(time):
-            for row in range(rows):
-                if valid is not None and not bool(valid[row, t]):
-                    continue
-                for h in range(heads):
-                    q, k = query[row, t, h // group], key[row, t, h // group]
-                    old = state[row, h] * log_decay[row, t, h].exp()
-                    write = value[row, t, h] if beta is None else beta[row, t, h] * (value[row, t, h] - old @ k)
-                    state[row, h] = old + torch.outer(write, k)
-                    outputs[row, t, h] = state[row, h] @ q
+            decay = log_decay[:, t].exp().reshape(rows, heads, 1, -1)  # KDA: one per key column
+            old = state * decay
+            write = value[:, t]
+            if beta is not None:
+                write = beta[:, t, :, None] * (write - (old @ key[:, t, :, :, None]).squeeze(-1))
+            new = old + write.unsqueeze(-1) * key[:, t].unsqueeze(-2)
+            real = torch.ones(rows, dtype=torch.bool) if valid is None else valid[:, t]
+            state = torch.where(real[:, None, None, None], new, state)
+            outputs[:, t] = (new @ query[:, t, :, :, None]).squeeze(-1) * real[:, None, None]
         self.states[layer] = state
         self.calls.append((layer, str(recurrence), time))
         self.valid.append(valid)

@@ -35,7 +35,10 @@ _MAMBA: dict[str, Any] = {
     "mamba_chunk_size": 8,
     "time_step_limit": (0.01, 1.0),
 }
+# The norm behind a delta rule divides outputs that are sometimes almost zero; with the usual epsilon it would blow up
+# the float32 rounding of the models' own cores until planted mistakes could hide in it.
 _GDN: dict[str, Any] = {
+    "rms_norm_eps": 1e-3,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
@@ -48,6 +51,7 @@ _MOE: dict[str, Any] = {
     "shared_expert_intermediate_size": 16,
 }
 _KDA: dict[str, Any] = {
+    "rms_norm_eps": 1e-3,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
@@ -290,7 +294,7 @@ def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Pr
             model = getattr(transformers, f"{prefix}ForCausalLM")(config)
         _perturb(model)
     model.tie_weights()
-    return model.to(dtype).eval()
+    return model.to(dtype=dtype).eval()  # pyright: ignore[reportCallIssue]
 
 
 def _perturb(model: PreTrainedModel) -> None:
