@@ -1,7 +1,7 @@
 """Storing a state and loading it back, one number at a time, in exact rational arithmetic.
 
-Slow and independent: it knows IEEE rounding as a rule about fractions and nothing about bit patterns or tensors. A float
-here is a Python float that holds a float32 value; every float32 operation is an exact fraction rounded once.
+Slow and independent: it knows IEEE rounding as a rule about fractions and nothing about bit patterns or tensors. A
+float here is a Python float that holds a float32 value; every float32 operation is an exact fraction rounded once.
 """
 
 import math

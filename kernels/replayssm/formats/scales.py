@@ -86,7 +86,7 @@ def compute_scales(magnitudes: Float[Tensor, "rows groups size"], fmt: Format, *
 
 
 def _scales_per_head(largest: Tensor, divisor: Tensor, *, heads: int) -> tuple[Tensor, Tensor]:
-    by_head = largest.unflatten(-1, (heads, largest.shape[-1] // heads))
+    by_head = _by_head(largest, heads)
     of_head = by_head.amax(dim=-1)
     per_head = of_head.div(divisor * E4M3_LARGEST).clamp_(min=SMALLEST_GLOBAL_SCALE).add_(of_head - of_head)
     stored = by_head.div(per_head.mul(divisor).unsqueeze(-1)).clamp_(E4M3_SMALLEST, E4M3_LARGEST)
@@ -94,5 +94,9 @@ def _scales_per_head(largest: Tensor, divisor: Tensor, *, heads: int) -> tuple[T
 
 
 def _times_head(stored: Tensor, per_head: Tensor) -> Tensor:
-    heads = per_head.shape[-1]
-    return (stored.unflatten(-1, (heads, stored.shape[-1] // heads)) * per_head.unsqueeze(-1)).view(stored.shape)
+    return (_by_head(stored, per_head.shape[-1]) * per_head.unsqueeze(-1)).view(stored.shape)
+
+
+def _by_head(groups: Tensor, heads: int) -> Tensor:
+    rows, count = groups.shape
+    return groups.view(rows, heads, count // heads)

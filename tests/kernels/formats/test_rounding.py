@@ -113,14 +113,15 @@ def test_nearest_integers_equal_numpy(element: ElementType, largest: int) -> Non
     assert torch.equal(rounded(values, element), torch.from_numpy(theirs))
 
 
-@pytest.mark.parametrize(
-    ("text", "codes"),
-    [
-        ("fp16", np.arange(0x7C00, dtype=np.uint16).view(np.float16)),
-        ("bf16", np.arange(0x7F80, dtype=np.uint16).view(ml_dtypes.bfloat16)),
-    ],
-)
-def test_half_precision_equals_numpy_and_ml_dtypes_over_all_codes(text: str, codes: np.ndarray) -> None:
+HALF_CODES = {
+    "fp16": np.arange(0x7C00, dtype=np.uint16).view(np.float16),
+    "bf16": np.arange(0x7F80, dtype=np.uint16).view(ml_dtypes.bfloat16),
+}
+
+
+@pytest.mark.parametrize("text", HALF_CODES)
+def test_half_precision_equals_numpy_and_ml_dtypes_over_all_codes(text: str) -> None:
+    codes = HALF_CODES[text]
     with np.errstate(over="ignore"):
         values = probes(codes.astype(np.float32).tolist())
         theirs = torch.from_numpy(values.numpy().astype(codes.dtype).astype(np.float32))
@@ -149,13 +150,13 @@ def test_the_probes_reject_wrong_rounding(element: ElementType, fault: Callable[
 
 
 def _midpoint_words(top_bits: int) -> Tensor:
-    """Every value of the top bits, in the middle of the words that share it, so that their mean is that of all words."""
+    """Every value of the top bits, each in the middle of the words that share it."""
     return (torch.arange(1 << top_bits) << (32 - top_bits)) + (1 << (31 - top_bits))
 
 
 @pytest.mark.parametrize("element", [ElementType.E2M1, ElementType.E4M3, ElementType.E5M2, ElementType.FP16])
 def test_stochastic_rounding_is_unbiased_over_all_words(element: ElementType) -> None:
-    """A value at k/2**12 of the way up goes up for exactly k of the 2**12 settings of the top bits; subnormals included."""
+    """A value k/2**12 of the way up goes up for exactly k of the 2**12 settings of the top bits, subnormals too."""
     spec = element.spec
     words = _midpoint_words(12)
     starts = [0.0, 1.0, 1.5, 2.0**spec.min_exponent, 2.0 ** (spec.min_exponent - spec.mantissa_bits)]
