@@ -151,7 +151,7 @@ def _project(flat: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "vocabu
     logits = torch.empty((flat.shape[0], weight.shape[0]), dtype=torch.float32, device=flat.device)
     for start in range(0, weight.shape[0], VOCAB_BLOCK):
         block = weight[start : start + VOCAB_BLOCK].to(torch.float32)
-        torch.mm(raised, block.t(), out=logits[:, start : start + VOCAB_BLOCK])
+        logits[:, start : start + VOCAB_BLOCK] = raised @ block.t()
     return logits
 
 

@@ -199,6 +199,7 @@ def _load_weights(
             dtype="auto" if dtype is None else dtype,
             device_map=device_map,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             local_files_only=True,
             output_loading_info=True,
         )
@@ -214,7 +215,9 @@ def _load_weights(
         ) from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     missing = sorted(info["missing_keys"])
-    mismatched = sorted(str(x[0]) for x in info["mismatched_keys"])
+    mismatched = sorted(
+        f"{key}: {tuple(saved)} saved, {tuple(expected)} expected" for key, saved, expected in info["mismatched_keys"]
+    )
     ignored = sorted(info["unexpected_keys"])
     unexpected = [] if allow_unexpected else [key for key in ignored if not _HARMLESS_KEYS.search(key)]
     problems = [
