@@ -19,11 +19,11 @@ def run() -> None:
     from replayeval.models.builtin.catalog import BUILTIN_MODELS
 
     supported = Table(box=box.SIMPLE_HEAD, title="Supported architectures", title_justify="left")
-    for column in ("architecture", "recurrence", "mixer", "model_type"):
+    for column in ("architecture", "recurrence", "model_type"):
         supported.add_column(column)
     for architecture in ARCHITECTURES:
         types = architecture.model_types or (architecture.name,)
-        supported.add_row(architecture.name, str(architecture.recurrence), architecture.mixer, ", ".join(types))
+        supported.add_row(architecture.name, str(architecture.recurrence), ", ".join(types))
 
     builtin = Table(box=box.SIMPLE_HEAD, title="Built-in checkpoints", title_justify="left")
     for column in ("--model", "weights"):

@@ -5,9 +5,17 @@ A value that is undefined is null, and the `notes` beside it say why, under the 
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from replayeval.errors import ConfigError
 from replayeval.report.text import printable
@@ -26,7 +34,13 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     notes: dict[str, str] = Field(default_factory=dict)
-    """Why a field of this part is null, by field name."""
+    """Why a field of this part is null, by field name; left out of the JSON where every field has a value."""
+
+    @model_serializer(mode="wrap")
+    def _notes_last(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        notes = fields.pop("notes")
+        return fields | ({"notes": notes} if notes else {})
 
 
 class KLStatistics(Record):

@@ -29,6 +29,8 @@ def test_json_has_the_promised_fields_and_reads_back() -> None:
     data = json.loads(written)
     assert data["schema"] == "replayeval.kl/1"
     assert set(data) >= TOP_FIELDS
+    assert next(iter(data)) == "schema"
+    assert "notes" not in data["arms"][0]
     assert set(data["arms"][0]) >= ARM_FIELDS
     assert set(data["arms"][0]["kl"]) >= {"mean", "ci95", "p50", "p90", "p99", "p999", "max"}
     assert set(data["arms"][0]["by_length"][0]) >= {"n", "mean", "ci95", "local_mean"}
