@@ -92,6 +92,15 @@ def check_forcing_is_live(head: OutputHead, document: DocumentTokens, forcing: F
     other[middle] = (other[middle] + 1) % head.vocabulary
     short = replace(forcing, prefill_tokens=min(forcing.prefill_tokens, middle // 2))
     original, corrupted = (_hidden(head, ids, short) for ids in (tokens, other))
+    finite = (original.isfinite() & corrupted.isfinite()).flatten(1).all(1).cpu()
+    if not bool(finite[0]):
+        raise NumericsError(
+            f"self-check failed: expected finite outputs of the float32 reference in {len(tokens)} tokens, got NaN or "
+            "infinity; the weights or the dtype of the model cannot carry this text"
+        )
+    # An arm that diverges this early is a result of the run; nothing can be said here about its tokens.
+    original, corrupted = original[finite], corrupted[finite]
+    policies = [p for p, alive in zip(forcing.policies, finite.tolist(), strict=True) if alive]
     scale = float(original.abs().max())
     before = float((original[:, :middle] - corrupted[:, :middle]).abs().max()) / scale
     after = (original[:, middle:] - corrupted[:, middle:]).abs().amax((1, 2)) / scale
@@ -101,7 +110,7 @@ def check_forcing_is_live(head: OutputHead, document: DocumentTokens, forcing: F
             f"self-check failed: a corrupted token at position {middle} changed outputs before it by {before:.3g} "
             f"(limit {limit:.3g}); the model is not causal under the engine, or its cache leaks between passes"
         )
-    dead = [str(p) for p, moved in zip(forcing.policies, after, strict=True) if not bool(moved > limit)]
+    dead = [str(p) for p, moved in zip(policies, after, strict=True) if not bool(moved > limit)]
     if dead:
         raise NumericsError(
             f"self-check failed: a corrupted token at position {middle} left all later outputs as they were under "

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from replayeval.engine.memory import peak_memory_bytes
@@ -18,6 +18,7 @@ from replayeval.models.hook import hooked
 from replayeval.store.scores import DocumentScores
 from replayssm.checkpoint import StoreObserver
 from replayssm.policy import REFERENCE, Policy
+from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
 
 DEFAULT_CHUNK = 1024
@@ -94,6 +95,32 @@ class DocumentTokens:
     read_tokens: int
 
 
+class _Guard:
+    """A bank of states whose non-finite outputs are noted and replaced by zeros.
+
+    A pass over many tokens multiplies what lies in the future of a token by zero, in attention and inside windows, and
+    zero times NaN is NaN: without this, an arm that diverges would seem to do so at the start of the pass.
+    """
+
+    def __init__(self, bank: StateBank) -> None:
+        self._bank = bank
+        self._bad: Tensor | None = None
+
+    def advance(
+        self, layer: int, recurrence: Recurrence, inputs: TokenInputs, *, valid: Bool[Tensor, "rows time"] | None = None
+    ) -> Float[Tensor, "rows time heads d_v"]:
+        """Advance the bank."""
+        outputs = self._bank.advance(layer, recurrence, inputs, valid=valid)
+        bad = ~outputs.isfinite().flatten(2).all(-1)
+        self._bad = bad if self._bad is None else self._bad | bad.to(self._bad.device)
+        return outputs.masked_fill_(bad[..., None, None], 0)
+
+    def mark(self, hidden: Float[Tensor, "rows time hidden"]) -> Float[Tensor, "rows time hidden"]:
+        """Hidden states with NaN where some output of this pass was not finite."""
+        bad, self._bad = self._bad, None
+        return hidden if bad is None else hidden.masked_fill(bad.to(hidden.device).unsqueeze(-1), torch.nan)
+
+
 def forced_hidden_states(
     head: OutputHead,
     tokens: Sequence[np.ndarray],
@@ -114,7 +141,7 @@ def forced_hidden_states(
         observer: Called after each store.
         banks: If given, receives the bank of states, for checks.
         chunk_done: Called with the position of each chunk and its hidden states; rows are documents, and within each
-            the reference and the arms.
+            the reference and the arms. A token at which a state gave a non-finite output has NaN there.
     """
     policies = forcing.policies
     longest = max(len(t) for t in tokens)
@@ -134,7 +161,8 @@ def forced_hidden_states(
     if banks is not None:
         banks.append(bank)
     cache = head.new_cache(len(rows))
-    with torch.inference_mode(), hooked(head.model, bank) as report:
+    guard = _Guard(bank)
+    with torch.inference_mode(), hooked(head.model, guard) as report:
         position = 0
         while position < longest:
             # The prompt is read in large passes by either engine: it is no decoding.
@@ -142,7 +170,7 @@ def forced_hidden_states(
             part = rows[:, position : position + size]
             hidden = head.hidden(part, cache, position)
             report.verify()
-            chunk_done(position, hidden)
+            chunk_done(position, guard.mark(hidden))
             position += part.shape[1]
             if position == prompt and prompt:
                 bank.hand_over()
@@ -175,11 +203,10 @@ def score_document(
             wanted = targets[position + skip : position + hidden.shape[1]]
             scores = score_tokens(head.logits, hidden[:, skip:], wanted)
             if not bool(scores.reference_finite.all()):
-                bad = position + skip + int((~scores.reference_finite).nonzero()[0])
                 raise NumericsError(
-                    f"expected finite logits of the float32 reference, got NaN or infinity at token {bad} of "
-                    f"document {document.index} ({document.doc_id}); the weights or the dtype of the model cannot "
-                    "carry this text"
+                    "expected finite logits of the float32 reference, got NaN or infinity in tokens "
+                    f"{position + skip} to {position + hidden.shape[1] - 1} of document {document.index} "
+                    f"({document.doc_id}); the weights or the dtype of the model cannot carry this text"
                 )
             parts.append(_on_cpu(scores))
         if progress is not None:

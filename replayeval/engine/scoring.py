@@ -39,15 +39,18 @@ def kl_divergence(
 ) -> Float64[Tensor, "*batch"]:
     """`KL(p || q)` in nats from normalised log-probabilities.
 
-    Evaluated as `Σ p (e^d − 1 − d)` with `d = log q − log p`. This equals the usual sum, because the `p (e^d − 1)` add
-    up to zero, but each term is non-negative and of second order in `d`, so small divergences keep their digits.
+    Evaluated as `Σ (q − p − p d)` with `d = log q − log p`. This equals the usual sum, because the `q − p` add up to
+    zero, but each term is non-negative. Where `d` is small it is taken as `p (e^d − 1 − d)`, of second order in `d`, so
+    small divergences keep their digits.
 
     Source: ReplaySSM, output divergence; Schulman, "Approximating KL divergence" (estimator k3, here summed exactly).
     """
     difference = other - reference
-    gap = torch.expm1(difference) - difference
-    # A token to which both give probability zero contributes nothing, though d is undefined there.
-    return (reference.exp() * gap).masked_fill(reference == -torch.inf, 0.0).sum(-1)
+    p = reference.exp()
+    near = (torch.expm1(difference) - difference).mul_(p)
+    far = (other.exp() - p).sub_(p.mul_(difference))
+    # With p = 0 the term is q: d is infinite there, or undefined where q is 0 as well.
+    return torch.where(reference == -torch.inf, other.exp(), torch.where(difference > 1, far, near)).sum(-1)
 
 
 def score_tokens(
@@ -86,8 +89,8 @@ def score_tokens(
 
 def _score_block(logits: Float[Tensor, "rows time vocabulary"], targets: Int64[Tensor, " time"]) -> TokenScores:
     top = logits.argmax(-1)
-    # Logits of −inf are a mask that a model may put on its vocabulary; +inf and NaN are a failure.
-    finite = ~(logits.isnan() | (logits == torch.inf)).any(-1)
+    # Some logits of −inf are a mask that a model may put on its vocabulary; only them, +inf or NaN are a failure.
+    finite = logits.amax(-1).isfinite()
     log_probabilities = logits.to(torch.float64).log_softmax(-1)
     chosen = targets.clamp_min(0).expand(logits.shape[0], -1).unsqueeze(-1)
     nll = -log_probabilities.gather(-1, chosen).squeeze(-1).masked_fill(targets < 0, torch.nan)
