@@ -105,21 +105,22 @@ def make_documents(
 def _tokenize(
     raw: RawDocument, tokenizer: Tokenizer | None, tokens: int, *, vocab_size: int | None, source: str
 ) -> Document:
+    where = source if source.endswith(raw.name) else f"{raw.name} of {source}"
     if raw.token_ids is not None:
         ids = raw.token_ids[:tokens].copy()
     elif tokenizer is None:
         raise ConfigError(
-            f"{raw.name} of {source} is text, but the model has no tokenizer; give token ids (.npy, .json, or the "
+            f"{where} is text, but the model has no tokenizer; give token ids (.npy, .json, or the "
             "key or column 'input_ids')"
         )
     else:
-        ids = first_tokens(raw.pieces or iter(()), tokenizer, tokens, name=f"{raw.name} of {source}")
+        ids = first_tokens(raw.pieces or iter(()), tokenizer, tokens, name=where)
     size = vocab_size if vocab_size is not None else len(tokenizer) if tokenizer is not None else None
     outside = (ids < 0) | (ids >= (np.iinfo(np.int64).max if size is None else size))
     if outside.any():
         place = int(np.argmax(outside))
         raise ConfigError(
-            f"{raw.name} of {source}: token {place} has the id {int(ids[place])}, outside the vocabulary of "
+            f"{where}: token {place} has the id {int(ids[place])}, outside the vocabulary of "
             f"{'unknown size' if size is None else f'{size} ids (0 to {size - 1})'}; use ids of this model's tokenizer"
         )
     return Document(name=raw.name, token_ids=ids)
