@@ -11,7 +11,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .PHONY: demo test lint format readme clean
 
 demo: $(VENV)/.installed
-	$(BIN)/replayeval kl --model builtin:gdn --precision nvfp4,fp8 --data builtin --docs 2 --lengths 256,512,1K
+	$(BIN)/replayeval kl --model builtin:gdn --precision nvfp4,fp8 --docs 4 --lengths 512,1K,2K
 
 test: lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "$(SELECT)"
@@ -26,8 +26,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Runs the commands in README.md and puts their present output there.
 readme: $(VENV)/.installed
-	$(BIN)/python docs/make_readme.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docs/make_readme.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -42,4 +43,4 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find kernels replayeval tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kernels replayeval tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
