@@ -15,21 +15,35 @@ from replayssm.records import Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cores:
-    """The module-level functions through which the mixers of one recurrence reach their state.
+class Core:
+    """One module-level function through which mixers reach their state.
 
     Attributes:
-        chunk: Name of the function that consumes many tokens.
-        step: Name of the function that consumes one token.
-        shortcut: Name of the fused training function that goes around both, if there is one.
+        name: Its name in the modeling module.
+        parameters: Names of its parameters in positional order. They are written here because the function cannot
+            always be asked: installed kernel packages put callables in its place that take any arguments.
     """
 
-    chunk: str
-    step: str
-    shortcut: str | None = None
+    name: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores:
+    """The functions through which the mixers of one recurrence reach their state.
+
+    Attributes:
+        chunk: Consumes many tokens.
+        step: Consumes one token.
+        shortcut: A fused training function that goes around both, if there is one.
+    """
+
+    chunk: Core
+    step: Core
+    shortcut: Core | None = None
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def all(self) -> tuple[Core, ...]:
         """Every function that has to be replaced."""
         return (self.chunk, self.step) if self.shortcut is None else (self.chunk, self.step, self.shortcut)
 
@@ -44,14 +58,30 @@ class MixerShape:
     d_k: str
 
 
+_DELTA_RULE = ("query", "key", "value", "g", "beta")
+_DELTA_STATE = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
+
 CORES: dict[Recurrence, Cores] = {
     Recurrence.MAMBA2: Cores(
-        chunk="mamba2_chunk_scan",
-        step="mamba2_selective_state_update",
-        shortcut="mamba2_split_conv1d_scan_combined",
+        chunk=Core(
+            name="mamba2_chunk_scan",
+            parameters=("hidden_states", "dt", "A", "B", "C", "chunk_size", "D", "dt_bias", "initial_states")
+            + ("dt_softplus", "dt_limit", "return_final_states"),
+        ),
+        step=Core(
+            name="mamba2_selective_state_update",
+            parameters=("state", "hidden_states", "dt", "A", "B", "C", "D", "dt_bias", "dt_softplus", "z"),
+        ),
+        shortcut=Core(name="mamba2_split_conv1d_scan_combined", parameters=()),
     ),
-    Recurrence.GDN: Cores(chunk="torch_chunk_gated_delta_rule", step="torch_recurrent_gated_delta_rule"),
-    Recurrence.KDA: Cores(chunk="chunk_kimi_delta_attention", step="recurrent_kimi_delta_attention"),
+    Recurrence.GDN: Cores(
+        chunk=Core(name="torch_chunk_gated_delta_rule", parameters=(*_DELTA_RULE, "chunk_size", *_DELTA_STATE)),
+        step=Core(name="torch_recurrent_gated_delta_rule", parameters=(*_DELTA_RULE, *_DELTA_STATE)),
+    ),
+    Recurrence.KDA: Cores(
+        chunk=Core(name="chunk_kimi_delta_attention", parameters=(*_DELTA_RULE, "chunk_size", *_DELTA_STATE)),
+        step=Core(name="recurrent_kimi_delta_attention", parameters=(*_DELTA_RULE, *_DELTA_STATE)),
+    ),
 }
 
 MIXER_SHAPES: dict[Recurrence, MixerShape] = {

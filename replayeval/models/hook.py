@@ -1,13 +1,11 @@
 """Put a state driver under the state-space layers of one model, for a while."""
 
 import importlib
-import inspect
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from replayeval.errors import NumericsError
-from replayeval.models.architectures import SsmLayer, find_mixers, ssm_layers
+from replayeval.models.architectures import Core, SsmLayer, find_mixers, ssm_layers
 from replayeval.models.inputs import delta_rule_inputs, mamba2_chunk_inputs, mamba2_finish, mamba2_step_inputs
 from replayeval.models.masks import MaskTracker
 from replayeval.models.quiet import quiet
@@ -89,7 +87,7 @@ class _Session:
     report: HookReport
     masks: MaskTracker
 
-    def serve(self, layer: SsmLayer, core: str, arguments: Mapping[str, Any]) -> Any:
+    def serve(self, layer: SsmLayer, core: Core, arguments: Mapping[str, Any]) -> Any:
         if core == layer.architecture.cores.shortcut:
             # None is how the shortcut says that it is not available: the mixer then calls the cores.
             return None
@@ -105,7 +103,7 @@ class _Session:
         outputs = self._advance(layer, inputs).to(arguments["query"].dtype)
         return outputs, _placeholder(outputs) if arguments["output_final_state"] else None
 
-    def _serve_mamba2(self, layer: SsmLayer, core: str, arguments: Mapping[str, Any]) -> Any:
+    def _serve_mamba2(self, layer: SsmLayer, core: Core, arguments: Mapping[str, Any]) -> Any:
         limit = cast(tuple[float, float], layer.time_step_limit)
         hidden_states, skip, gate = arguments["hidden_states"], arguments["D"], arguments.get("z")
         if core == layer.architecture.cores.step:
@@ -160,22 +158,22 @@ def hooked(model: PreTrainedModel, driver: StateDriver, *, verbose: bool = False
     session = _Session(driver=driver, report=report, masks=MaskTracker())
     handles = session.masks.attach(model, [mixer for _, mixer in mixers])
     modes = {module: module.training for module in model.modules()}
-    replaced: list[tuple[str, str]] = []
+    replaced: list[tuple[str, Core]] = []
     try:
         for layer, mixer in mixers:
             handles.extend(_follow(mixer, layer, session))
             _HOOKED.add(mixer)
-        for module, names in sorted({(x.architecture.module, x.architecture.cores.names) for x in layers}):
-            for name in names:
-                _PATCHES.acquire(module, name)
-                replaced.append((module, name))
+        for architecture in {x.architecture for x in layers}:
+            for core in architecture.cores.all:
+                _PATCHES.acquire(architecture.module, core)
+                replaced.append((architecture.module, core))
         model.eval()
         with torch.no_grad(), quiet(not verbose):
             yield report
         _refuse_bypass(report)
     finally:
-        for module, name in replaced:
-            _PATCHES.release(module, name)
+        for module, core in replaced:
+            _PATCHES.release(module, core)
         for handle in handles:
             handle.remove()
         for _, mixer in mixers:
@@ -225,42 +223,35 @@ class _Patches:
         self._originals: dict[tuple[str, str], Callable[..., Any]] = {}
         self._users: dict[tuple[str, str], int] = {}
 
-    def acquire(self, module: str, name: str) -> None:
-        key = (module, name)
+    def acquire(self, module: str, core: Core) -> None:
+        key = (module, core.name)
         with self._lock:
             if self._users.get(key, 0) == 0:
                 target = importlib.import_module(module)
-                original = getattr(target, name)
+                original = getattr(target, core.name)
                 self._originals[key] = original
-                setattr(target, name, _dispatcher(original, name))
+                setattr(target, core.name, _dispatcher(original, core))
             self._users[key] = self._users.get(key, 0) + 1
 
-    def release(self, module: str, name: str) -> None:
-        key = (module, name)
+    def release(self, module: str, core: Core) -> None:
+        key = (module, core.name)
         with self._lock:
             self._users[key] -= 1
             if self._users[key] == 0:
-                setattr(importlib.import_module(module), name, self._originals.pop(key))
+                setattr(importlib.import_module(module), core.name, self._originals.pop(key))
 
 
 _PATCHES = _Patches()
 
 
-def _dispatcher(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    @wraps(original)
+def _dispatcher(original: Callable[..., Any], core: Core) -> Callable[..., Any]:
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         running = _RUNNING.get()
         if running is None:
             return original(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        for parameter in signature.parameters.values():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                arguments.update(arguments.pop(parameter.name))
-        return running.session.serve(running.layer, name, arguments)
+        # Parameters that the mixer leaves out are off or absent by default, in every core.
+        arguments = dict.fromkeys(core.parameters) | dict(zip(core.parameters, args, strict=False)) | kwargs
+        return running.session.serve(running.layer, core, arguments)
 
     return dispatch
 

@@ -36,9 +36,9 @@ def test_chunks_with_a_cache_give_the_hidden_states_of_one_pass(name: str) -> No
         parts = [head.hidden(ids[:, start : start + 4], cache, start) for start in (0, 4, 8)]
         misplaced = head.hidden(ids[:, 8:], _cache_of(head, ids[:, :8]), 9)
     assert float((torch.cat(parts, dim=1) - whole).norm() / whole.norm()) < 1e-4
-    # A position that is off by one shows wherever the model has rotary attention.
-    has_rope = name not in ("mamba2", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "kimi_linear")
-    assert (float((misplaced - whole[:, 8:]).norm() / whole.norm()) > 1e-4) == has_rope or not has_rope
+    if name not in ("mamba2", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "kimi_linear"):
+        # A position that is off by one shows wherever the model has rotary attention.
+        assert float((misplaced - whole[:, 8:]).norm() / whole.norm()) > 1e-3
 
 
 def _cache_of(head: OutputHead, ids: Tensor) -> Any:
@@ -116,7 +116,7 @@ def test_the_check_refuses_hidden_states_from_elsewhere(monkeypatch: pytest.Monk
 
 def test_the_check_refuses_weights_that_are_not_finite() -> None:
     model = tiny.build("mamba2")
-    model.get_output_embeddings().weight.data[5, 3] = float("nan")
+    model.get_parameter("lm_head.weight").data[5, 3] = float("nan")
     with pytest.raises(NumericsError, match="finite"):
         check_head(OutputHead(model))
 

@@ -6,6 +6,7 @@ rounding (eps = 2**-23) relative to the largest logit. Planted mistakes must exc
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models import inputs as inputs_module
-from replayeval.models.architectures import ARCHITECTURES
+from replayeval.models.architectures import ARCHITECTURES, Architecture
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import hooked, ssm_layers
 from replayssm.records import Recurrence
@@ -126,7 +127,7 @@ def snapshot(model: PreTrainedModel) -> dict[str, Any]:
     functions = {
         (a.module, name): getattr(importlib.import_module(a.module), name)
         for a in ARCHITECTURES
-        for name in a.cores.names
+        for name in (core.name for core in a.cores.all)
     }
     hooks = {
         name: (
@@ -217,6 +218,42 @@ def test_two_models_can_be_hooked_at_once_and_end_in_any_order(outer_first: bool
         context.__exit__(None, None, None)
     torch.set_grad_enabled(True)  # leaving in the wrong order hands back the wrong mode; that is PyTorch's own rule
     assert all(snapshot(one)["functions"][key] is f for key, f in before["functions"].items())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+def test_the_table_of_cores_is_that_of_transformers(architecture: Architecture) -> None:
+    module = importlib.import_module(architecture.module)
+    assert inspect.isclass(getattr(module, architecture.mixer))
+    for core in (architecture.cores.chunk, architecture.cores.step):
+        found = [
+            name
+            for name, parameter in inspect.signature(inspect.unwrap(getattr(module, core.name))).parameters.items()
+            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        assert tuple(found) == core.parameters
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_5", "kimi_linear"])
+def test_cores_that_kernel_packages_wrap_in_an_opaque_callable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's `kernels` package turns each core into a module that takes any arguments."""
+
+    class Opaque(torch.nn.Module):
+        def __init__(self, function: Callable[..., Any]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.function(*args, **kwargs)
+
+    model, ids = tiny.shared(name), tiny.token_ids(2, TOKENS)
+    expected = own_logits(model, ids)
+    architecture = ssm_layers(model)[0].architecture
+    module = importlib.import_module(architecture.module)
+    for core in architecture.cores.all:
+        monkeypatch.setattr(module, core.name, Opaque(getattr(module, core.name)))
+    before = {core.name: getattr(module, core.name) for core in architecture.cores.all}
+    assert gap(in_chunks(model, ids, [7, 7, 1, 1, 1, 1, 1], TokenByToken()), expected) < LIMIT
+    assert all(getattr(module, core_name) is function for core_name, function in before.items())
 
 
 def test_the_same_model_cannot_be_hooked_twice() -> None:

@@ -63,7 +63,7 @@ def test_loading_is_silent_and_leaves_the_settings_of_transformers(
     logging.enable_progress_bar()
     try:
         load_model(str(saved))
-        assert logging.get_verbosity() == logging.INFO
+        assert logging.get_verbosity() == 20
         assert logging.is_progress_bar_enabled()
     finally:
         logging.set_verbosity_warning()
