@@ -12,7 +12,8 @@ from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(
-    r"(?P<open><!-- output -->\n```console\n)\$ (?P<command>[^\n]+)\n.*?(?P<close>```\n<!-- end of output -->)", re.DOTALL
+    r"(?P<open><!-- output -->\n```console\n)\$ (?P<command>[^\n]+)\n.*?(?P<close>```\n<!-- end of output -->)",
+    re.DOTALL,
 )
 
 
