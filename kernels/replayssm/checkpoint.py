@@ -195,8 +195,10 @@ class Checkpoint:
         """
         states = self._states
         if self._records is not None:
-            index = torch.arange(self._records.rows * self._records.time, device=states.device)
-            rest = self._records.take(index.view(1, self._records.rows, -1), padded=False)
+            index = np.arange(self._records.rows * self._records.time).reshape(1, self._records.rows, -1)
+            # The buffer is as long as its longest row, and may still hold tokens that were rolled back.
+            index = np.where(np.arange(self._records.time) < self.cursors.records[:, None], index, -1)
+            rest = self._records.take(torch.as_tensor(index, device=states.device), padded=bool((index < 0).any()))
             window = pick(WINDOW_FORMS[self._recurrence].prepare(rest), 0)
             states = window.fold(states, window.outputs(states)[1])
         rows = np.arange(lanes.of_rows)
@@ -219,18 +221,23 @@ class Checkpoint:
                 )
             )
 
-    def roll_back(self, tokens: int) -> None:
-        """Forget the last tokens of every row, which must still be buffered (a rejected speculation).
+    def check_roll_back(self, tokens: Ints) -> None:
+        """Check that the last tokens of each row are still buffered.
 
         Raises:
-            ValueError: When a row has fewer buffered tokens than that: its state has been stored since.
+            ValueError: Naming the first row that has fewer: its state has been stored since.
         """
-        fewest = int(self.cursors.records.min())
-        if not 0 <= tokens <= fewest:
+        refused = np.flatnonzero((tokens < 0) | (tokens > self.cursors.records))
+        if len(refused):
+            row = int(refused[0])
             raise ValueError(
-                f"layer {self._layer}: can roll back 0 to {fewest} tokens (those buffered since the last store), "
-                f"got {tokens}"
+                f"layer {self._layer}, row {row}: can roll back 0 to {self.cursors.records[row]} tokens (those "
+                f"buffered since the last store), got {tokens[row]}"
             )
+
+    def roll_back(self, tokens: Ints) -> None:
+        """Forget the last tokens of each row, which must still be buffered (a rejected speculation)."""
+        self.check_roll_back(tokens)
         self.cursors = replace(
             self.cursors,
             records=self.cursors.records - tokens,

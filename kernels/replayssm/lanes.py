@@ -161,8 +161,8 @@ class RandomBits:
                     seed=self._seed,
                     layer=self._layer,
                     copy=copy,
-                    sequences=torch.tensor([key[1] for key in keys], device=self._device),
-                    tokens=torch.tensor([key[2] for key in keys], device=self._device),
+                    sequences=torch.tensor([key[1] for key in keys]),
+                    tokens=torch.tensor([key[2] for key in keys]),
                     elements=self._elements,
                     device=self._device,
                 )

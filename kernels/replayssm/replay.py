@@ -125,14 +125,20 @@ class StateBank:
         for checkpoint in self._checkpoints.values():
             checkpoint.hand_over(self._lanes_for(checkpoint.states.dtype), observer=self._observer)
 
-    def roll_back(self, tokens: int) -> None:
-        """Forget the last tokens of every row and layer; they must not have been stored yet.
+    def roll_back(self, tokens: int | Sequence[int]) -> None:
+        """Forget the last tokens of each row, in all layers; they must not have been stored yet.
+
+        Args:
+            tokens: How many, for every row or row by row; padding does not count.
 
         Raises:
-            ValueError: When some row has stored its state since.
+            ValueError: When some row has stored its state since; nothing is rolled back then.
         """
+        counts = np.broadcast_to(np.array(tokens, dtype=np.int64), (self.rows,))
         for checkpoint in self._checkpoints.values():
-            checkpoint.roll_back(tokens)
+            checkpoint.check_roll_back(counts)
+        for checkpoint in self._checkpoints.values():
+            checkpoint.roll_back(counts)
 
     def _begin(self, layer: int, recurrence: Recurrence, inputs: TokenInputs) -> Checkpoint:
         heads, d_v, d_k = inputs.state_shape

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from replayssm.records import TokenInputs
@@ -59,13 +59,28 @@ def repeat_lanes(windows: T, lanes: Tensor) -> T:
     return type(windows)(**values)
 
 
+def cumulate(log_decay: Float[Tensor, "*lead"], dim: int) -> Float64[Tensor, "*lead"]:
+    """Sum of log-decays since the checkpoint, in float64.
+
+    Decays between tokens are exponentials of differences of these sums. In float32 one strong decay early in a window
+    would cost every later difference its low digits; in float64 the differences are good to float32.
+    """
+    return log_decay.cumsum(dim, dtype=torch.float64)
+
+
+def decayed(exponent: Float64[Tensor, "*lead"], dtype: torch.dtype) -> Float[Tensor, "*lead"]:
+    """`exp` of a difference of cumulated log-decays, in the working precision."""
+    return exponent.to(dtype).exp()
+
+
 def causal_decay(
-    cumulative: Float[Tensor, "*lead window"],
+    cumulative: Float64[Tensor, "*lead window"], dtype: torch.dtype
 ) -> Float[Tensor, "*lead window window"]:
     """`exp(c_i − c_j)` for `j ≤ i`, and 0 above the diagonal, where the exponent would be positive and may overflow."""
     size = cumulative.shape[-1]
     future = torch.ones(size, size, dtype=torch.bool, device=cumulative.device).triu_(1)
-    return (cumulative.unsqueeze(-1) - cumulative.unsqueeze(-2)).masked_fill_(future, -torch.inf).exp_()
+    exponent = cumulative.unsqueeze(-1) - cumulative.unsqueeze(-2)
+    return decayed(exponent.masked_fill_(future, -torch.inf), dtype)
 
 
 def per_value_head(x: Float[Tensor, "*lead key_heads window_i window_j"], heads: int) -> Tensor:

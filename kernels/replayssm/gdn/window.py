@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from replayssm.records import TokenInputs
-from replayssm.window import add_outer, causal_decay, per_value_head, read
+from replayssm.window import add_outer, causal_decay, cumulate, decayed, per_value_head, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,10 @@ class DeltaWindow:
         """Everything inside the windows of a scalar-decay layer, from tokens `[steps, lanes, window, …]`."""
         query = inputs.query.transpose(-3, -2).contiguous()
         key = inputs.key.transpose(-3, -2).contiguous()
-        cumulative = inputs.log_decay.transpose(-1, -2).cumsum(-1)
+        dtype = inputs.value.dtype
+        cumulative = cumulate(inputs.log_decay.transpose(-1, -2), -1)
         heads = cumulative.shape[-2]
-        pairwise = causal_decay(cumulative)
+        pairwise = causal_decay(cumulative, dtype)
         key_t = key.transpose(-1, -2)
         last = cumulative[..., -1:]
         return cls.assemble(
@@ -94,9 +95,9 @@ class DeltaWindow:
             write_key=key,
             overlap=per_value_head(key @ key_t, heads) * pairwise,
             scores=per_value_head(query @ key_t, heads) * pairwise,
-            gain=cumulative.exp(),
-            tail=(last - cumulative).exp(),
-            decay=last.exp().unsqueeze(-1),
+            gain=decayed(cumulative, dtype),
+            tail=decayed(last - cumulative, dtype),
+            decay=decayed(last, dtype).unsqueeze(-1),
         )
 
     def outputs(

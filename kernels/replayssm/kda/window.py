@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from replayssm.gdn.window import DeltaWindow
 from replayssm.records import TokenInputs
+from replayssm.window import cumulate, decayed
 
 _PAIRWISE_ELEMENTS = 2**24
 
@@ -26,27 +27,28 @@ class KdaWindow(DeltaWindow):
         group = heads // inputs.key.shape[-2]
         query = inputs.query.repeat_interleave(group, dim=-2).transpose(-3, -2)
         key = inputs.key.repeat_interleave(group, dim=-2).transpose(-3, -2)
-        cumulative = inputs.log_decay.transpose(-3, -2).cumsum(-2)
-        gain = cumulative.exp()
+        dtype = inputs.value.dtype
+        cumulative = cumulate(inputs.log_decay.transpose(-3, -2), -2)
+        gain = decayed(cumulative, dtype)
         last = cumulative[..., -1:, :]
         overlap, scores = _products(torch.stack([key, query]), key, cumulative)
         return cls.assemble(
             inputs,
             query=query * gain,
             read_key=key * gain,
-            write_key=key * (last - cumulative).exp(),
+            write_key=key * decayed(last - cumulative, dtype),
             overlap=overlap,
             scores=scores,
             gain=None,
             tail=None,
-            decay=last.exp(),
+            decay=decayed(last, dtype),
         )
 
 
 def _products(
     left: Float[Tensor, "2 *lead window d_k"],
     key: Float[Tensor, "*lead window d_k"],
-    cumulative: Float[Tensor, "*lead window d_k"],
+    cumulative: Float64[Tensor, "*lead window d_k"],
 ) -> Float[Tensor, "2 *lead window window"]:
     """`Σ_c left_ic k_jc exp(c_ic − c_jc)` for `j ≤ i`, with no exponent above zero, so nothing can overflow.
 
@@ -62,6 +64,6 @@ def _products(
     for start in range(0, flat_key.shape[0], piece):
         part = slice(start, start + piece)
         exponent = flat_decay[part].unsqueeze(-2) - flat_decay[part].unsqueeze(-3)
-        weighted = exponent.masked_fill_(future, -torch.inf).exp_().mul_(flat_key[part].unsqueeze(-3))
+        weighted = decayed(exponent.masked_fill_(future, -torch.inf), key.dtype).mul_(flat_key[part].unsqueeze(-3))
         product[:, part] = torch.einsum("xnic,nijc->xnij", flat_left[:, part], weighted)
     return product.view(2, *lead, size, size)

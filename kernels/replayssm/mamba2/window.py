@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from replayssm.records import TokenInputs
-from replayssm.window import add_outer, causal_decay, per_value_head, read
+from replayssm.window import add_outer, causal_decay, cumulate, decayed, per_value_head, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +33,17 @@ class Mamba2Window:
         query = inputs.query.transpose(-3, -2).contiguous()
         key = inputs.key.transpose(-3, -2).contiguous()
         value = inputs.value.movedim(-3, -1).contiguous()
-        cumulative = inputs.log_decay.transpose(-1, -2).cumsum(-1)
-        scores = per_value_head(query @ key.transpose(-1, -2), value.shape[-3]) * causal_decay(cumulative)
+        dtype = inputs.value.dtype
+        cumulative = cumulate(inputs.log_decay.transpose(-1, -2), -1)
+        scores = per_value_head(query @ key.transpose(-1, -2), value.shape[-3]) * causal_decay(cumulative, dtype)
         last = cumulative[..., -1:]
         return cls(
             query=query,
             key=key,
-            gain=cumulative.exp().unsqueeze(-2),
+            gain=decayed(cumulative, dtype).unsqueeze(-2),
             within=value @ scores.transpose(-1, -2),
-            writes=value * (last - cumulative).exp().unsqueeze(-2),
-            decay=last.exp().unsqueeze(-1),
+            writes=value * decayed(last - cumulative, dtype).unsqueeze(-2),
+            decay=decayed(last, dtype).unsqueeze(-1),
         )
 
     def outputs(
