@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,16 @@ from replayeval.errors import NumericsError
 from replayeval.models.backbone import find_backbone
 
 
+@dataclass(kw_only=True)
+class _Pass:
+    """The mask of one pass of the backbone, and what was made of it: all mixers ask for the same."""
+
+    mask: Tensor
+    made: dict[tuple[int, int, torch.device], Tensor | None] = field(
+        default_factory=dict[tuple[int, int, torch.device], Tensor | None]
+    )
+
+
 class MaskTracker:
     """Follows the two-dimensional attention mask that a model was called with.
 
@@ -23,25 +34,26 @@ class MaskTracker:
     """
 
     def __init__(self) -> None:
-        self._mask: ContextVar[Tensor | None] = ContextVar("padding_mask", default=None)
+        self._pass: ContextVar[_Pass | None] = ContextVar("padding_mask", default=None)
 
     def attach(self, model: PreTrainedModel, mixers: Sequence[nn.Module]) -> list[RemovableHandle]:
         """Register the hooks that follow the mask; the caller removes them."""
         backbone = find_backbone(model, mixers)
         signature = inspect.signature(backbone.forward)
-        outer: list[Tensor | None] = []
+        outer: list[_Pass | None] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             del module
             arguments = signature.bind_partial(*args, **kwargs).arguments
-            outer.append(self._mask.get())
-            self._mask.set(_padding_mask(arguments))
+            outer.append(self._pass.get())
+            mask = _padding_mask(arguments)
+            self._pass.set(None if mask is None else _Pass(mask=mask))
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             del module, args, output
             # The framework also calls this when a hook before it failed.
             if outer:
-                self._mask.set(outer.pop())
+                self._pass.set(outer.pop())
 
         return [
             backbone.register_forward_pre_hook(enter, with_kwargs=True),
@@ -54,16 +66,13 @@ class MaskTracker:
         Raises:
             NumericsError: If the mask does not fit the pass.
         """
-        mask = self._mask.get()
-        if mask is None:
+        current = self._pass.get()
+        if current is None:
             return None
-        if mask.shape[0] != rows or mask.shape[1] < tokens:
-            raise NumericsError(
-                f"expected an attention mask with {rows} rows and at least {tokens} columns, got {tuple(mask.shape)}; "
-                "it must cover the past and the current tokens"
-            )
-        current = mask[:, mask.shape[1] - tokens :].to(device=device, dtype=torch.bool)
-        return None if bool(current.all()) else current
+        key = (rows, tokens, device)
+        if key not in current.made:
+            current.made[key] = _trim(current.mask, rows, tokens, device)
+        return current.made[key]
 
     def with_padding(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The keyword arguments of a mixer, with the mask of the pass wherever a token is padding."""
@@ -78,3 +87,13 @@ def _padding_mask(arguments: Mapping[str, Any]) -> Tensor | None:
     if isinstance(mask, Mapping):
         mask = cast(Mapping[str, object], mask).get("linear_attention")
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def _trim(mask: Tensor, rows: int, tokens: int, device: torch.device) -> Tensor | None:
+    if mask.shape[0] != rows or mask.shape[1] < tokens:
+        raise NumericsError(
+            f"expected an attention mask with {rows} rows and at least {tokens} columns, got {tuple(mask.shape)}; "
+            "it must cover the past and the current tokens"
+        )
+    current = mask[:, mask.shape[1] - tokens :].to(device=device, dtype=torch.bool)
+    return None if bool(current.all()) else current

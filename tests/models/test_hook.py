@@ -20,7 +20,9 @@ from replayeval.models import inputs as inputs_module
 from replayeval.models.architectures import ARCHITECTURES, Architecture
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import hooked, ssm_layers
+from replayssm.policy import Policy
 from replayssm.records import Recurrence
+from replayssm.replay import StateBank
 from tests.models import tiny
 from tests.models.driver import TokenByToken
 
@@ -69,6 +71,22 @@ def test_reference_reproduces_the_model_for_every_way_to_cut_the_tokens(name: st
         without_cache = model(input_ids=ids, use_cache=False).logits
         report.verify()
     assert gap(without_cache, expected) < LIMIT
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_the_state_bank_agrees_with_the_definition_under_the_hook(name: str) -> None:
+    model, ids = tiny.shared(name), tiny.token_ids(2, TOKENS)
+    padded = torch.cat([torch.full((2, 3), 7), ids], dim=1)
+    mask = torch.ones_like(padded)
+    mask[0, :3] = 0
+    exact, low = Policy.parse("conventional:fp32"), Policy.parse("shared:nvfp4@L=4")
+    cuts = [10, 1, 1, TOKENS - 9]
+    banked = in_chunks(model, padded, cuts, StateBank([exact, exact], sequences=[0, 1], seed=0), mask)
+    defined = in_chunks(model, padded, cuts, TokenByToken(), mask)
+    assert gap(banked[0, 3:], defined[0, 3:]) < LIMIT
+    assert gap(banked[1], defined[1]) < LIMIT
+    rounded = in_chunks(model, padded, cuts, StateBank([low, low], sequences=[0, 1], seed=0), mask)
+    assert gap(rounded[1], defined[1]) > PLANTED  # a policy that rounds shows in the logits
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_5", "kimi_linear"])
