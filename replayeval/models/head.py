@@ -135,8 +135,11 @@ class OutputHead:
         logits = _project(flat, weight)
         if bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
             logits += bias.to(torch.float32)
-        logits *= self.multiplier
-        logits /= self.divisor
+        # Each of these is one more pass over a tensor as wide as the vocabulary.
+        if self.multiplier != 1.0:
+            logits *= self.multiplier
+        if self.divisor != 1.0:
+            logits /= self.divisor
         if self.cap is not None:
             logits = self.cap * torch.tanh(logits / self.cap)
         return logits.view(*hidden.shape[:-1], weight.shape[0])
