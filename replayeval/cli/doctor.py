@@ -135,11 +135,11 @@ def _cores() -> Iterator[Finding]:
         except ModuleNotFoundError:
             missing.append(architecture.name)
             continue
-        for name in (architecture.cores.chunk, architecture.cores.step):
+        for name in (architecture.cores.chunk.name, architecture.cores.step.name):
             core = getattr(module, name, None)
             if core is None:
                 missing.append(f"{architecture.name}.{name}")
-            elif inspect.getclosurevars(core).nonlocals.get("is_new_implementation"):
+            elif inspect.isfunction(core) and inspect.getclosurevars(core).nonlocals.get("is_new_implementation"):
                 replaced.append(f"{architecture.name}.{name}")
     if missing:
         yield Finding(
