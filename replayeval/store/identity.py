@@ -80,7 +80,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for name in [*flat_before, *(name for name in flat_now if name not in flat_before)]:
         old, new = flat_before.get(name, "absent"), flat_now.get(name, "absent")
         if old != new:
-            lines.append(f"{name}: {_short(old)} in the directory, {_short(new)} now")
+            lines.append(f"{name}: {_contrast(old, new)}")
     return lines
 
 
@@ -115,6 +115,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _short(value: Any) -> str:
-    text = value if value == "absent" else json.dumps(value)
-    return text if len(text) <= 160 else f"{text[:120]}… ({len(text)} characters)"
+def _contrast(old: Any, new: Any) -> str:
+    before, now = (value if value == "absent" else json.dumps(value) for value in (old, new))
+    if len(before) + len(now) <= 240:
+        return f"{before} in the directory, {now} now"
+    if isinstance(old, list) and isinstance(new, list):
+        before_entries, now_entries = cast(list[Any], old), cast(list[Any], new)
+        same = sum(a == b for a, b in zip(before_entries, now_entries, strict=False))
+        return f"{len(before_entries)} in the directory, {len(now_entries)} now, of which {same} are the same"
+    return f"{before[:100]}… in the directory, {now[:100]}… now"

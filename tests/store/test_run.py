@@ -61,6 +61,16 @@ def test_other_arguments_are_refused_and_shown(
         RunDirectory.create(finished, manifest=sample_manifest(**changes), resume=resume)
 
 
+def test_many_documents_are_counted_instead_of_listed(tmp_path: Path) -> None:
+    names = [f"{index:064d}" for index in range(9)]
+    RunDirectory.create(tmp_path / "run", manifest=sample_manifest(documents=tuple(names))).close()
+    changed = sample_manifest(documents=(*names[:4], "x" * 64), seed=8)
+    with pytest.raises(
+        StoreError, match="documents: 9 in the directory, 5 now, of which 4 are the same\\n  seed: 7 in"
+    ):
+        RunDirectory.create(tmp_path / "run", manifest=changed)
+
+
 def test_every_field_of_the_identity_changes_the_fingerprint() -> None:
     changes: dict[str, Any] = {
         "kind": "x", "model": "x", "revision": None, "weights_sha256": "x", "reference": "x", "arms": ("x",),
