@@ -20,8 +20,8 @@ Address = tuple[int, int, int, int]
 
 NOISE = 1e-5
 """Two engines do the same float32 arithmetic in another order. Sums of at most 64 products, through at most four layers
-whose norms divide, leave 64 * 4 * 2**-24 = 1.5e-5 at the very worst and an order less in practice. Differences of a state
-are held against the largest element of its head, because a row of small values is a difference of larger ones."""
+whose norms divide, leave 64 * 4 * 2**-24 = 1.5e-5 at the very worst and an order less in practice. Differences of a
+state are held against the largest element of its head, because a row of small values is a difference of larger ones."""
 
 _MANTISSA_BITS = {"bf16": 7, "fp16": 10, "e4m3": 3, "e5m2": 2, "e2m1": 1}
 _SMALLEST_STEP = {"bf16": 0.0, "fp16": 0.0, "e4m3": 2.0**-9 / 448, "e5m2": 2.0**-16 / 57344, "e2m1": 0.5 / 6}
