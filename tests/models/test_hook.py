@@ -1,13 +1,8 @@
-"""The hook against each model's own cores, with a driver that follows the definition token by token in float64.
-
-A model computes its cores in float32. Its logits and the hooked ones then differ by the rounding of two different
-summation orders, through a few layers with norms that amplify small outputs; `LIMIT` allows about 170 units of float32
-rounding (eps = 2**-23) relative to the largest logit. Planted mistakes must exceed `PLANTED`, fifty times as much.
-"""
+"""The hook against each model's own cores, and what it leaves behind."""
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,40 +19,8 @@ from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.replay import StateBank
 from tests.models import tiny
+from tests.models.agreement import LIMIT, PLANTED, TOKENS, gap, in_chunks, own_logits
 from tests.models.driver import TokenByToken
-
-LIMIT = 2e-5
-PLANTED = 50 * LIMIT
-TOKENS = 19
-
-Spoil = Callable[[str, dict[str, Tensor | None]], dict[str, Tensor | None]]
-
-
-def own_logits(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
-    with torch.no_grad():
-        outputs: Any = model(input_ids=ids, use_cache=False, **kwargs)
-        return outputs.logits
-
-
-def in_chunks(
-    model: PreTrainedModel, ids: Tensor, cuts: Sequence[int], driver: Any, mask: Tensor | None = None
-) -> Tensor:
-    """Logits of a hooked model that receives its tokens in chunks of the given lengths."""
-    head = OutputHead(model)
-    logits: list[Tensor] = []
-    with hooked(model, driver) as report:
-        cache, start = head.new_cache(ids.shape[0]), 0
-        for length in cuts:
-            seen = None if mask is None else mask[:, : start + length]
-            logits.append(head.logits(head.hidden(ids[:, start : start + length], cache, start, seen)))
-            start += length
-        report.verify()
-    assert start == ids.shape[1]
-    return torch.cat(logits, dim=1)
-
-
-def gap(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)
@@ -112,18 +75,6 @@ def test_left_padding_changes_nothing(name: str) -> None:
         assert gap(got[1, :TOKENS], expected[1]) < LIMIT, cuts
         assert any(v is not None for v in driver.valid)
         assert len(cuts) == 1 or driver.valid[-1] is None  # the last of several chunks holds no padding
-
-
-@pytest.mark.parametrize("name", ["nemotron_h", "qwen3_5", "kimi_linear"])
-def test_padding_that_is_taken_for_tokens_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = tiny.shared(name), tiny.token_ids(1, TOKENS)
-    padded = torch.cat([torch.full((1, 5), 7), ids], dim=1)
-    mask = torch.ones_like(padded)
-    mask[0, :5] = 0
-    # What transformers does by itself with single tokens.
-    monkeypatch.setattr("replayeval.models.masks.MaskTracker.valid", lambda *args, **kwargs: None)
-    got = in_chunks(model, padded, [1] * (TOKENS + 5), TokenByToken(), mask)
-    assert gap(got[:, 5:], own_logits(model, ids)) > PLANTED
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)
@@ -280,80 +231,6 @@ def test_the_same_model_cannot_be_hooked_twice() -> None:
         with hooked(model, TokenByToken()):
             pass
     assert ssm_layers(model)
-
-
-def keys_interleaved(recurrence: str, given: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Value head h reads key head h % key_heads instead of h // group."""
-    key, query, value = given["key"], given["query"], given["value"]
-    assert key is not None and query is not None and value is not None
-    heads, key_heads = value.shape[2], key.shape[2]
-    index = torch.arange(heads) % key_heads
-    return {**given, "key": key[:, :, index], "query": query[:, :, index]}
-
-
-def query_unscaled(recurrence: str, given: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    query = given["query"]
-    assert query is not None
-    return {**given, "query": query * 1.02}
-
-
-def decay_of_the_next_head(recurrence: str, given: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    log_decay = given["log_decay"]
-    assert log_decay is not None
-    return {**given, "log_decay": log_decay.roll(1, dims=2)}
-
-
-def no_decay(recurrence: str, given: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    log_decay = given["log_decay"]
-    assert log_decay is not None
-    return {**given, "log_decay": torch.zeros_like(log_decay)}
-
-
-GROUPED = [n for n in tiny.NAMES if n not in ("kimi_linear", "bailing_hybrid")]  # KDA has as many key as value heads
-
-
-@pytest.mark.parametrize("name", tiny.NAMES)
-@pytest.mark.parametrize("spoil", [decay_of_the_next_head, no_decay])
-def test_a_wrong_decay_is_rejected(name: str, spoil: Spoil) -> None:
-    model, ids = tiny.shared(name), tiny.token_ids(2, TOKENS)
-    assert gap(in_chunks(model, ids, [TOKENS], TokenByToken(spoil)), own_logits(model, ids)) > PLANTED
-
-
-@pytest.mark.parametrize("name", GROUPED)
-def test_a_wrong_grouping_of_key_heads_is_rejected(name: str) -> None:
-    model, ids = tiny.shared(name), tiny.token_ids(2, TOKENS)
-    assert gap(in_chunks(model, ids, [TOKENS], TokenByToken(keys_interleaved)), own_logits(model, ids)) > PLANTED
-
-
-@pytest.mark.parametrize("name", ["mamba2", "bamba", "nemotron_h", "granitemoehybrid", "falcon_h1", "zamba2"])
-def test_a_dropped_clamp_of_the_time_step_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = tiny.build(name), tiny.token_ids(2, TOKENS)
-    for layer in ssm_layers(model):  # bring time steps below the range, as trained models have them
-        model.get_submodule(layer.name).get_parameter("dt_bias").data.sub_(5.0)
-    expected = own_logits(model, ids)
-    assert gap(in_chunks(model, ids, [1] * TOKENS, TokenByToken()), expected) < LIMIT
-    original = inputs_module.time_steps
-
-    def unclamped(dt: Tensor, **kwargs: Any) -> Tensor:
-        return original(dt, **{**kwargs, "limit": (0.0, float("inf"))})
-
-    monkeypatch.setattr(inputs_module, "time_steps", unclamped)
-    assert gap(in_chunks(model, ids, [TOKENS], TokenByToken()), expected) > PLANTED
-
-
-@pytest.mark.parametrize("name", ["mamba2", "falcon_h1"])
-def test_a_dropped_skip_connection_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = tiny.shared(name), tiny.token_ids(2, TOKENS)
-    original = inputs_module.mamba2_finish
-    monkeypatch.setattr("replayeval.models.hook.mamba2_finish", lambda y, x, d, z: original(y, x, None, z))
-    assert gap(in_chunks(model, ids, [TOKENS], TokenByToken()), own_logits(model, ids)) > PLANTED
-
-
-def test_a_dropped_gate_of_the_one_token_core_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = tiny.shared("falcon_h1"), tiny.token_ids(2, TOKENS)
-    original = inputs_module.mamba2_finish
-    monkeypatch.setattr("replayeval.models.hook.mamba2_finish", lambda y, x, d, z: original(y, x, d, None))
-    assert gap(in_chunks(model, ids, [1] * TOKENS, TokenByToken()), own_logits(model, ids)) > PLANTED
 
 
 def delta_arguments(**changes: Any) -> dict[str, Any]:
