@@ -293,7 +293,12 @@ def test_a_format_that_does_not_fit_the_states_is_refused_before_anything_runs()
 def test_a_model_without_recurrent_layers_is_refused_with_what_is_supported() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     with pytest.raises(ReplayEvalError, match="(?i)mamba2"):
         measure(LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes)).eval())
 

@@ -49,7 +49,7 @@ class Checkpoint:
     """The states of one layer for all rows of a run.
 
     Attributes:
-        stores: Stores made so far, summed over lanes.
+        stores: Stores made so far, summed over lanes; the folds of a prompt are forgotten at its hand-over.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Checkpoint:
         self._records = None
         self._lanes = lanes
         self.cursors = Cursors.start(lanes.first_windows, seen=self.cursors.seen)
-        self.stores += len(lanes.rows)
+        self.stores = len(lanes.rows)
         if observer is not None:
             observer(
                 StoreEvent(

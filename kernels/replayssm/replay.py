@@ -109,9 +109,13 @@ class StateBank:
                 f"layer {layer}: expected {checkpoint.recurrence} tokens for states of shape "
                 f"{tuple(checkpoint.states.shape[1:])}, got {recurrence} tokens for {inputs.state_shape}"
             )
+        elif checkpoint.states.dtype != inputs.value.dtype:
+            raise ValueError(f"layer {layer}: expected {checkpoint.states.dtype} tokens, got {inputs.value.dtype}")
         if inputs.time == 0:
             return torch.zeros_like(inputs.value)
-        return checkpoint.advance(inputs, self._plan(checkpoint, inputs, valid), observer=self._observer)
+        # The folds of a prompt keep the working state as it is: nothing is stored until the hand-over.
+        observer = None if self._prompt else self._observer
+        return checkpoint.advance(inputs, self._plan(checkpoint, inputs, valid), observer=observer)
 
     def hand_over(self) -> None:
         """End the prompt: from here on each row follows its policy, from a state stored once in its formats.
