@@ -48,7 +48,7 @@ def kl_tables(report: KLReport, *, width: int) -> list[Table]:
     policy = ("policy", [short_policy(arm.policy, window=report.window) for arm in report.arms])
     lengths = sorted({point.n for arm in report.arms for point in arm.by_length})
     by_length = [_length_column(report, n) for n in lengths]
-    before = [policy, ("bits", [_optional(arm.bits_per_element, "{:.4g}") for arm in report.arms])]
+    before = [policy, ("bits", [_optional(arm.bits_per_element, "{:.3g}") for arm in report.arms])]
     after = [
         ("top-1", [_optional_fraction(arm.top1_agreement) for arm in report.arms]),
         ("dNLL", [_optional(arm.nll_delta, "{:+.1e}") for arm in report.arms]),

@@ -51,7 +51,11 @@ def with_interval(value: float, interval: tuple[float, float] | None) -> str:
     if exponent is None or max(abs(low), abs(high)) >= 100 * 10.0**exponent:
         return f"{scientific(value)} [{scientific(low)}, {scientific(high)}]"
     unit = 10.0**exponent
-    return f"{value:.1e} [{low / unit:.1f}, {high / unit:.1f}]"
+    return f"{value:.1e} [{_two_digits(low / unit)}, {_two_digits(high / unit)}]"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
 
 
 def percent(fraction: float) -> str:
@@ -63,7 +67,7 @@ def percent(fraction: float) -> str:
 
 
 def factor(ratio: float) -> str:
-    """Return a ratio as a short multiple: `1.3x`, `240x`, `3.1e+05x`."""
+    """Return a ratio as a short multiple: `1.3x`, `240x`, `3e+05x`."""
     if ratio >= 10_000 or 0 < ratio < 0.1:
-        return f"{ratio:.1e}x"
+        return f"{ratio:.0e}x"
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
