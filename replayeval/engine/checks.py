@@ -100,7 +100,7 @@ def check_forcing_is_live(head: OutputHead, document: DocumentTokens, forcing: F
         )
     # An arm that diverges this early is a result of the run; nothing can be said here about its tokens.
     original, corrupted = original[finite], corrupted[finite]
-    policies = [p for p, alive in zip(forcing.policies, finite.tolist(), strict=True) if alive]
+    policies = [p for row, p in enumerate(forcing.policies) if bool(finite[row])]
     scale = float(original.abs().max())
     before = float((original[:, :middle] - corrupted[:, :middle]).abs().max()) / scale
     after = (original[:, middle:] - corrupted[:, middle:]).abs().amax((1, 2)) / scale
