@@ -85,7 +85,8 @@ def measure_kl(
         lengths: Generation lengths to report, in tokens.
         docs: Documents to score.
         engine: `chunk`, or `step` for its token-by-token oracle.
-        chunk: Tokens per forward pass; does not change results.
+        chunk: Tokens per forward pass. It changes results by no more than float32 rounding does: until a rounding
+            decision falls the other way, and then within the noise that such a flip brings.
         dtype: Dtype of the weights when a model is loaded here.
         device: Where it is loaded.
         seed: Seed of stochastic rounding and of the bootstrap.
@@ -113,9 +114,9 @@ def measure_kl(
         arms=policies, engine=_engine(engine), chunk_tokens=chunk, prefill_tokens=prefill, seed=_seed(seed)
     )
     source = _source(model, documents, data)
-    wanted = tuple(sorted(set(lengths))) if lengths is not None else _default_lengths(source)
+    wanted = tuple(sorted({int(n) for n in lengths})) if lengths is not None else _default_lengths(source)
     if not wanted or wanted[0] < 1:
-        raise ConfigError(f"expected generation lengths of at least 1 token, got {list(lengths or ())}")
+        raise ConfigError(f"expected generation lengths of at least 1 token, got {list(wanted)}")
     subject = _subject(
         model, tokenizer, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -205,7 +206,8 @@ def _score(
 def _policies(arms: Sequence[Policy | str] | None, precision: str | None, window: int) -> tuple[Policy, ...]:
     try:
         check_window(window)
-        policies = [p if isinstance(p, Policy) else Policy.parse(p, default_window=window) for p in arms or ()]
+        given = () if arms is None else arms
+        policies = [p if isinstance(p, Policy) else Policy.parse(p, default_window=window) for p in given]
         if precision is not None or arms is None:
             policies = [*precision_arms(precision or DEFAULT_PRECISION, window=window), *policies]
     except ValueError as error:
@@ -391,7 +393,7 @@ def _arguments(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Which arguments were passed and which took their default, as JSON values."""
     defaults = {n: p.default for n, p in inspect.signature(measure_kl).parameters.items()}
     shown = {n: _shown(v) for n, v in values.items() if n not in ("progress", "documents", "tokenizer")}
-    given = {n: v for n, v in shown.items() if values[n] != defaults[n]}
+    given = {n: v for n, v in shown.items() if v != _shown(defaults[n])}
     return {"given": given, "defaulted": {n: v for n, v in shown.items() if n not in given}}
 
 

@@ -31,7 +31,7 @@ def group() -> None:
 
 @app.command("engine", epilog=EXAMPLES)
 def engine(
-    model: options.Model,
+    model: options.Model = options.DEFAULT_MODEL,
     precision: options.Precision = None,
     arm: options.Arm = None,
     data: options.Data = None,
@@ -104,5 +104,5 @@ def _show(outcome: "EngineBench") -> None:
     console.print(table)
     console.print(f"chunk engine over step engine, one arm: {outcome.chunk_over_step:.1f}x")
     console.print(f"chunk engine over a plain forward pass of as many rows: {outcome.chunk_over_forward:.2f}x")
-    console.print(f"largest relative difference of mean KL between the engines: {outcome.agreement:.1e}")
+    console.print(f"largest difference of the engines in the NLL of the reference: {outcome.agreement_nats:.1e} nats")
     console.print(f"peak memory: {outcome.peak_memory_bytes / 2**30:.2f} GiB")

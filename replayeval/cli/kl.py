@@ -24,7 +24,7 @@ Examples:
 
 def run(
     context: typer.Context,
-    model: options.Model,
+    model: options.Model = options.DEFAULT_MODEL,
     precision: options.Precision = None,
     arm: options.Arm = None,
     data: options.Data = None,

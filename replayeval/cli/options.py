@@ -11,10 +11,14 @@ from replayeval.errors import ConfigError
 if TYPE_CHECKING:
     from replayssm.policy import Policy
 
+DEFAULT_MODEL = "builtin:gdn"
 DEFAULT_PRECISION = "nvfp4"
 
 Model: TypeAlias = Annotated[
-    str, typer.Option(metavar="MODEL", help="Hub id, directory, or builtin:NAME (see `replayeval models`).")
+    str,
+    typer.Option(
+        metavar="MODEL", help=f"Hub id, directory, or builtin:NAME (see `replayeval models`). Default {DEFAULT_MODEL}."
+    ),
 ]
 Precision: TypeAlias = Annotated[
     str | None,

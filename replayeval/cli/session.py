@@ -49,4 +49,6 @@ def hush_libraries() -> None:
     for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Many small parallel regions: threads that spin while they wait burn the cores that other processes need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int64
-from numpy.typing import NDArray
+
+from replayeval.arrays import Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,7 +20,7 @@ class Document:
     """
 
     name: str
-    token_ids: Int64[NDArray[np.int64], " time"]
+    token_ids: Int64[Array[np.int64], " time"]
 
     def __len__(self) -> int:
         """Number of tokens."""

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int64
-from numpy.typing import NDArray
 
+from replayeval.arrays import Array
 from replayeval.errors import ConfigError
 
 _SAMPLE_CHARACTERS = 4096
@@ -43,7 +43,7 @@ def bos_ids(tokenizer: Tokenizer) -> list[int]:
 
 def first_tokens(
     pieces: Iterator[str], tokenizer: Tokenizer, tokens: int, *, name: str
-) -> Int64[NDArray[np.int64], " time"]:
+) -> Int64[Array[np.int64], " time"]:
     """Return the first `tokens` token ids of a text, fewer if it has fewer.
 
     The ids equal those of the whole text. Only a prefix is tokenized: it ends before white space, goes beyond the last

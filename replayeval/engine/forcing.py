@@ -44,7 +44,7 @@ class Forcing:
     Attributes:
         arms: Policies that are compared with the float32 reference.
         engine: Chunks or single tokens.
-        chunk_tokens: Tokens per forward pass of the chunked engine; does not change results.
+        chunk_tokens: Tokens per forward pass of the chunked engine; it regroups the same computation.
         prefill_tokens: Tokens at the start of each document that count as prompt.
         seed: Seed of stochastic rounding.
     """

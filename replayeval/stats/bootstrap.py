@@ -11,7 +11,9 @@ from jaxtyping import Float64, Int64
 from numpy.typing import NDArray
 from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
-Series = Float64[NDArray[np.float64], " tokens"]
+from replayeval.arrays import Array
+
+Series = Float64[Array[np.float64], " tokens"]
 
 LEVEL = 0.95
 RESAMPLES = 4000
@@ -38,8 +40,8 @@ class Totals:
     """
 
     observed: float
-    replicates: Float64[NDArray[np.float64], " resamples"]
-    leave_one_out: Float64[NDArray[np.float64], " documents"] | None
+    replicates: Float64[Array[np.float64], " resamples"]
+    leave_one_out: Float64[Array[np.float64], " documents"] | None
 
 
 class Resampler(Protocol):
@@ -109,7 +111,7 @@ class BlockResampler:
         self.tokens, self.block_tokens = tokens, block_tokens
         blocks = math.ceil(tokens / block_tokens)
         generator = np.random.default_rng([seed, _BLOCK_STREAM, tokens, block_tokens])
-        self._starts: Int64[NDArray[np.int64], "resamples blocks"] = generator.integers(
+        self._starts: Int64[Array[np.int64], "resamples blocks"] = generator.integers(
             0, tokens, size=(resamples, blocks), dtype=np.int64
         )
 

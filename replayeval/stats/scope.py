@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float64
-from numpy.typing import NDArray
 
+from replayeval.arrays import Array
 from replayeval.stats.bootstrap import (
     FEW_DOCUMENTS,
     BlockResampler,
@@ -45,22 +45,22 @@ class TokenScores(Protocol):
         ...
 
     @property
-    def kl_nats(self) -> Float64[NDArray[np.float64], "arms time"]:
+    def kl_nats(self) -> Float64[Array[np.float64], "arms time"]:
         """KL(reference || arm) in nats; NaN from the position of divergence."""
         ...
 
     @property
-    def nll_nats(self) -> Float64[NDArray[np.float64], "arms time"]:
+    def nll_nats(self) -> Float64[Array[np.float64], "arms time"]:
         """NLL of the true next token under the arm; NaN where unknown or diverged."""
         ...
 
     @property
-    def nll_reference_nats(self) -> Float64[NDArray[np.float64], " time"]:
+    def nll_reference_nats(self) -> Float64[Array[np.float64], " time"]:
         """NLL under the reference; NaN where the next token is unknown."""
         ...
 
     @property
-    def top1_agrees(self) -> Bool[NDArray[np.bool_], "arms time"]:
+    def top1_agrees(self) -> Bool[Array[np.bool_], "arms time"]:
         """Whether arm and reference rank the same token first."""
         ...
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from numpy.typing import NDArray
 
+from replayeval.arrays import Array
 from replayeval.errors import NumericsError, StoreError
 from replayeval.store._arrow import pa
 
@@ -45,10 +46,10 @@ class DocumentScores:
     doc_id: str
     prefill_tokens: int
     arms: tuple[str, ...]
-    kl_nats: Float64[NDArray[np.float64], "arms time"]
-    nll_nats: Float64[NDArray[np.float64], "arms time"]
-    nll_reference_nats: Float64[NDArray[np.float64], " time"]
-    top1_agrees: Bool[NDArray[np.bool_], "arms time"]
+    kl_nats: Float64[Array[np.float64], "arms time"]
+    nll_nats: Float64[Array[np.float64], "arms time"]
+    nll_reference_nats: Float64[Array[np.float64], " time"]
+    top1_agrees: Bool[Array[np.bool_], "arms time"]
     diverged_at: tuple[int | None, ...]
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
 
