@@ -20,8 +20,8 @@ SCHEMA = "replayeval.bench.engine/1"
 AGREEMENT_EPSILONS = 2**12
 """Allowed difference of the engines' NLL in epsilons of the model's dtype.
 
-Logits of magnitude 2**4 to 2**5 come out of a few hundred float32 sums of length 2**8 to 2**12, whose rounding errors add
-up like their square root.
+Logits of magnitude 2**4 to 2**5 come out of a few hundred float32 sums of length 2**8 to 2**12, whose rounding errors
+add up like their square root.
 """
 
 
