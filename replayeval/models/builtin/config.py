@@ -1,0 +1,151 @@
+"""The training configuration of a built-in model: a strict JSON file."""
+
+import json
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from replayeval.errors import ConfigError
+
+
+class Architecture(StrEnum):
+    """The two built-in architectures."""
+
+    GDN = "gdn"
+    MAMBA2 = "mamba2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stretch of training at one document length.
+
+    Attributes:
+        tokens: Tokens per document.
+        rows: Documents per step.
+        steps: Optimizer steps.
+    """
+
+    tokens: int
+    rows: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides the weights, beside the software and the device.
+
+    Attributes:
+        architecture: Which model.
+        shape: Sizes that differ from the architecture's defaults.
+        seed: Seed of the initial weights and of the training documents.
+        stages: The curriculum, in order.
+        matrix_rate: Peak learning rate of the orthogonalised momentum that trains the matrices.
+        rate: Peak learning rate of AdamW, which trains everything else.
+        weight_decay: Decoupled decay of the matrices.
+        warmup_steps: Steps of linear warm-up.
+        decay_share: Share of all steps, at the end, over which the rates fall linearly to nothing.
+        answer_weight: Weight in the loss of a byte that belongs to an answer; a byte of plain English weighs 1.
+        context_weight: Weight of the other bytes of recall books. Their filler repeats the English often, so a low
+            weight keeps the model from learning it by heart.
+        english_share: Share of documents that are plain English instead of recall books.
+        generated_share: Share of recall books whose filler is generated word by word instead of taken from the text.
+        initial_weights: Directory of a model to start from, relative to the working directory; fresh weights when None.
+        tf32: Let float32 products on a GPU read their operands in TF32.
+        compile: Compile the layers.
+        workers: Processes that write documents.
+        log_every: Steps between log lines.
+        eval_every: Steps between evaluations on held-out documents.
+    """
+
+    architecture: Architecture
+    shape: dict[str, Any]
+    seed: int
+    stages: tuple[Stage, ...]
+    matrix_rate: float = 0.02
+    rate: float = 3e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    decay_share: float = 0.5
+    answer_weight: float = 4.0
+    context_weight: float = 0.3
+    english_share: float = 0.15
+    generated_share: float = 0.8
+    initial_weights: str | None = None
+    tf32: bool = True
+    compile: bool = True
+    workers: int = 6
+    log_every: int = 100
+    eval_every: int = 1000
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all stages."""
+        return sum(stage.steps * stage.rows * stage.tokens for stage in self.stages)
+
+    def stage_at(self, step: int) -> tuple[Stage, int]:
+        """Return the stage of a step, and the number of documents written before that step."""
+        before = 0
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage, before + step * stage.rows
+            step -= stage.steps
+            before += stage.steps * stage.rows
+        raise ConfigError(f"expected a step below {self.total_steps}, got one {step} past the end of the curriculum")
+
+    def rate_factor(self, step: int) -> float:
+        """Return the share of the peak rates that a step uses."""
+        total = self.total_steps
+        falling = max(1.0, total * self.decay_share)
+        return min(1.0, (step + 1) / max(1, self.warmup_steps), max(0.0, (total - step) / falling))
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Read a training configuration.
+
+    Args:
+        path: A JSON file whose keys are the fields of `TrainConfig`.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigError: When the file is missing, is not JSON, or has unknown, missing or unusable keys.
+    """
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected a JSON training configuration at {path}: {error}") from error
+    return parse_config(raw, path)
+
+
+def parse_config(raw: dict[str, Any], source: Path) -> TrainConfig:
+    """Make a configuration from plain values.
+
+    Args:
+        raw: The fields of `TrainConfig`; not changed.
+        source: Where they come from, for messages.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigError: When keys are unknown, missing or unusable.
+    """
+    known = {field.name for field in fields(TrainConfig)}
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        raise ConfigError(f"unknown keys in {source}: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    try:
+        typed: dict[str, Any] = {
+            "architecture": Architecture(raw["architecture"]),
+            "stages": tuple(Stage(**stage) for stage in raw["stages"]),
+        }
+        return TrainConfig(**(raw | typed))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"unusable training configuration {source}: {error!r}") from error

