@@ -201,7 +201,9 @@ def _recall_bound(name: str) -> float:
 @pytest.mark.parametrize("name", BUILTIN_MODELS)
 def test_model_recalls_and_forgetting_would_show(name: str) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(builtin_path(name), dtype=torch.float32)
-    documents = builtin_corpus(4, 2048, 11, mixture=(DocumentKind.RECALL,), style=BookStyle(questions_per_fact=8.0))
+    documents = builtin_corpus(
+        4, 2048, 11, mixture=(DocumentKind.RECALL,), style=BookStyle(tokens_per_fact=350, questions_per_fact=5.0)
+    )
     ids = torch.from_numpy(np.stack([document.ids for document in documents]))  # pyright: ignore[reportUnknownMemberType]
 
     def accuracy(greedy: Any) -> float:
