@@ -11,7 +11,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .PHONY: demo test lint format readme clean
 
 demo: $(VENV)/.installed
-	$(BIN)/replayeval kl --model builtin:gdn --precision nvfp4,fp8 --docs 4 --lengths 512,1K,2K
+	$(BIN)/replayeval kl --model builtin:gdn --precision nvfp4 --docs 4 --lengths 512,2K
 
 test: lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "$(SELECT)"
