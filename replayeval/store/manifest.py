@@ -73,6 +73,9 @@ class RunManifest:
         if set(values) != wanted:
             missing, surplus = sorted(wanted - set(values)), sorted(set(values) - wanted)
             raise StoreError(f"{where}: missing keys {missing}, unknown keys {surplus}; measure anew elsewhere")
+        offences = [f"{key}: expected {name}, got {type(values[key]).__name__}" for key, name in _misfits(values)]
+        if offences:
+            raise StoreError(f"{where} is damaged ({'; '.join(offences)}); measure anew elsewhere")
         manifest = cls(
             identity=values["identity"],
             documents=values["documents"],
@@ -83,6 +86,22 @@ class RunManifest:
         if manifest.fingerprint != values["fingerprint"]:
             raise StoreError(f"{where}: the fingerprint does not fit the identity, so one of them was edited")
         return manifest
+
+
+def _misfits(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Keys whose value is of another kind than `to_json` writes, with what it should be."""
+    attempts: Any = values["attempts"]
+    listed = isinstance(attempts, list) and all(isinstance(x, dict) for x in cast(list[object], attempts))
+    documents, finished = values["documents"], values["finished"]
+    counted = isinstance(documents, int) and not isinstance(documents, bool) and documents >= 0
+    fits = {
+        ("identity", "an object"): isinstance(values["identity"], dict),
+        ("documents", "a count"): counted,
+        ("attempts", "a list of objects"): listed,
+        ("finished", "a text or null"): finished is None or isinstance(finished, str),
+        ("results", "an object"): isinstance(values["results"], dict),
+    }
+    return [key for key, good in fits.items() if not good]
 
 
 def read_manifest(path: Path) -> RunManifest | None:
