@@ -4,7 +4,6 @@ import difflib
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
 
 from replayssm.formats import Format, Rounding
 
@@ -69,7 +68,7 @@ class Policy:
             )
 
     @classmethod
-    def parse(cls, text: str, *, default_window: int = DEFAULT_WINDOW) -> Self:
+    def parse(cls, text: str, *, default_window: int = DEFAULT_WINDOW) -> "Policy":
         """Read a policy from its text form.
 
         `conventional:F`, `shared:F`, `separate:R/H`, each of the last two with an optional `@L=N`; `F`, `R` and `H` are

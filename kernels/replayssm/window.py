@@ -9,7 +9,7 @@ are kept with `d_v` before `window`, which is how the product with a state of sh
 """
 
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -24,7 +24,7 @@ class Window(Protocol):
     """Windows of one recurrence, ready to be walked; every tensor starts with `[steps, lanes]`, or `[lanes]`."""
 
     @classmethod
-    def prepare(cls, inputs: TokenInputs) -> Self:
+    def prepare(cls, inputs: TokenInputs) -> "Window":
         """Compute all that does not depend on a state, from tokens of shape `[steps, lanes, window, …]`."""
         ...
 

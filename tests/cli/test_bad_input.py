@@ -162,7 +162,6 @@ CASES: list[tuple[str, Callable[[Place], Words], tuple[str, ...]]] = [
     ("plot without a suffix", lambda p: p.kl("--plot", str(p.folder / "figure")), ("--plot", ".png")),
     ("unknown option", lambda p: p.kl("--windw", "3"), ("--windw", "Did you mean --window")),
     ("unknown command", lambda _: ["modls"], ("modls", "Did you mean 'models'")),
-    ("missing model", lambda _: ["kl"], ("--model",)),
     ("escape codes", lambda p: p.kl("--engine", "\x1b[2Jstep"), (r"\x1b[2J",)),
     ("formats", lambda _: ["formats", "np4"], ("nvfp4",)),
     ("shape", lambda _: ["formats", "--shape", "1,2"], ("--shape", "heads,d_v,d_k")),

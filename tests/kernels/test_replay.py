@@ -78,6 +78,7 @@ def test_policies_and_sequences_come_in_pairs() -> None:
         StateBank(parse(["shared:fp8", "shared:fp8"]), sequences=[0], seed=0)
 
 
+@pytest.mark.usefixtures("unchecked_annotations")
 @pytest.mark.parametrize("recurrence", RECURRENCES)
 @pytest.mark.parametrize("name", ["query", "key", "value", "log_decay", "beta"])
 def test_a_tensor_of_another_shape_or_dtype_is_named(recurrence: Recurrence, name: str) -> None:

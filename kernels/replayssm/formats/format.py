@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 from replayssm.formats.elements import ElementSpec, ElementType
 
@@ -91,7 +90,7 @@ class Format:
             raise ValueError("; ".join(problems))
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> "Format":
         """Read a format from its text form, such as `fp8[tile=32,max=240]+sr` or `int8[ef=int8]`.
 
         Case and spaces do not matter.

@@ -1,7 +1,7 @@
 """Gated DeltaNet, one replay window at a time."""
 
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -49,7 +49,7 @@ class DeltaWindow:
         gain: Tensor | None,
         tail: Tensor | None,
         decay: Tensor,
-    ) -> Self:
+    ) -> "DeltaWindow":
         """Solve the triangular systems and lay out what the walk needs.
 
         `overlap[i, j]` is `G_{j→i} (k_j·k_i)`, `scores[i, j]` is `G_{j→i} (k_j·q_i)`, both zero above the diagonal.
@@ -78,7 +78,7 @@ class DeltaWindow:
         )
 
     @classmethod
-    def prepare(cls, inputs: TokenInputs) -> Self:
+    def prepare(cls, inputs: TokenInputs) -> "DeltaWindow":
         """Everything inside the windows of a scalar-decay layer, from tokens `[steps, lanes, window, …]`."""
         query = inputs.query.transpose(-3, -2).contiguous()
         key = inputs.key.transpose(-3, -2).contiguous()

@@ -21,7 +21,7 @@ class KdaWindow(DeltaWindow):
     """
 
     @classmethod
-    def prepare(cls, inputs: TokenInputs) -> "KdaWindow":
+    def prepare(cls, inputs: TokenInputs) -> DeltaWindow:
         """Everything inside the windows of a channel-decay layer, from tokens `[steps, lanes, window, …]`."""
         heads = inputs.value.shape[-2]
         group = heads // inputs.key.shape[-2]

@@ -1,7 +1,6 @@
 """Mamba-2, one replay window at a time."""
 
 from dataclasses import dataclass
-from typing import Self
 
 from jaxtyping import Float
 from torch import Tensor
@@ -28,7 +27,7 @@ class Mamba2Window:
     decay: Float[Tensor, "*lanes heads 1 1"]
 
     @classmethod
-    def prepare(cls, inputs: TokenInputs) -> Self:
+    def prepare(cls, inputs: TokenInputs) -> "Mamba2Window":
         """Everything inside the windows, from tokens `[steps, lanes, window, …]`."""
         query = inputs.query.transpose(-3, -2).contiguous()
         key = inputs.key.transpose(-3, -2).contiguous()

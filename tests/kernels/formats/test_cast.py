@@ -176,6 +176,7 @@ def _refusals() -> dict[str, tuple[Tensor, str, Tensor | None, str]]:
     }
 
 
+@pytest.mark.usefixtures("unchecked_annotations")
 @pytest.mark.parametrize("case", _refusals())
 def test_refusals_say_what_to_do(case: str) -> None:
     state, text, bits, hint = _refusals()[case]

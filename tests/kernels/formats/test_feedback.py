@@ -61,6 +61,7 @@ def test_a_state_that_diverged_shows() -> None:
     assert not loaded[0, 0, 0, 3].isfinite() and not lost[0, 0, 0, 3].isfinite()
 
 
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_refusals() -> None:
     state, fmt = regimes()["normal"], Format.parse("int8[ef=int8]")
     with pytest.raises(ValueError, match="expected a format with error feedback, .* got int8; use store_and_load"):

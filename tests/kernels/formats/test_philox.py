@@ -104,6 +104,7 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, int], hint: str) ->
         draw([0], [0], **changes)
 
 
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_vectors_out_of_range_or_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"sequences in \[0, 2\*\*32\), got -1"):
         draw([0, -1], [0, 0])
