@@ -13,6 +13,9 @@ MAX_WINDOW = 128
 DEFAULT_WINDOW = 16
 """Window of the ReplaySSM paper."""
 
+LONGEST_TEXT = 200
+"""Characters of the longest policy that is read; a message about a longer one could not be read either."""
+
 
 def check_window(window: int) -> None:
     """Refuse a window outside 1…128.
@@ -77,6 +80,10 @@ class Policy:
         Raises:
             ValueError: With what was expected, what came and, for a mistyped name, the nearest one that exists.
         """
+        if len(text) > LONGEST_TEXT:
+            raise ValueError(
+                f"expected a policy of at most {LONGEST_TEXT} characters, got {len(text)} that begin with {text[:40]!r}"
+            )
         example = "such as `shared:nvfp4+sr` or `separate:nvfp4/fp16+sr@L=32`"
         body, at, suffix = text.strip().partition("@")
         kind, colon, formats = body.partition(":")

@@ -236,3 +236,11 @@ def test_a_precision_names_a_format_without_its_rounding() -> None:
 def test_the_twin_that_rounds_to_nearest(text: str, twin: str | None) -> None:
     found = nearest_rounding_twin(Policy.parse(text))
     assert found == (None if twin is None else Policy.parse(twin))
+
+
+def test_a_text_of_any_length_gets_a_message_that_can_be_read() -> None:
+    with pytest.raises(
+        ValueError, match="at most 200 characters, got 10016 that begin with 'shared:fp8@L=99"
+    ) as caught:
+        Policy.parse("shared:fp8@L=" + "9" * 10_003)
+    assert len(str(caught.value)) < 200
