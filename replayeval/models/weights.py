@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from replayeval.errors import ConfigError
 from replayeval.models.architectures import supported_model_types
-from replayeval.models.sources import Checkpoint, check_file_names, read_json, suggestion
+from replayeval.models.sources import Checkpoint, check_file_names, read_json
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -31,8 +31,8 @@ def check_config(checkpoint: Checkpoint) -> dict[str, Any]:
     supported = supported_model_types()
     if model_type not in supported:
         raise ConfigError(
-            f"model type {model_type!r} of {checkpoint.source} is not supported{suggestion(str(model_type), supported)}"
-            f"; supported: {', '.join(supported)}"
+            f"model type {model_type!r} of {checkpoint.source} is not supported: it has no Mamba-2, Gated DeltaNet or "
+            f"Kimi Delta Attention layers that are known here; supported: {', '.join(supported)}"
         )
     return config
 

@@ -150,7 +150,7 @@ def larger_tokenizer(path: Path) -> None:
         (with_text("config.json", "[1]"), r"JSON object, got list"),
         (
             with_config(model_type="mamba"),
-            r"'mamba' of .* not supported; did you mean mamba2.*supported: .*kimi_linear",
+            r"'mamba' of .* not supported: it has no Mamba-2.*supported: .*kimi_linear",
         ),
         (with_config(model_type=None), r"None of .* not supported"),
         (with_config(num_heads=3), r"config\.json of .* is not usable: .*num_heads"),
