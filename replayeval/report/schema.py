@@ -43,6 +43,61 @@ class Record(BaseModel):
         return fields | ({"notes": notes} if notes else {})
 
 
+class Report(Record):
+    """A whole record: one JSON document whose field `schema`, `schema_name` in Python, says what it holds."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True, serialize_by_alias=True
+    )
+
+    def to_json(self) -> str:
+        """Return the record as indented JSON without NaN or infinities."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "the text") -> Self:
+        """Read a record back.
+
+        Args:
+            text: What `to_json` returned.
+            where: How messages call the source of the text.
+
+        Raises:
+            ConfigError: The text is no JSON, or not a record of this schema.
+        """
+        schema: str = cls.model_fields["schema_name"].default
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{printable(where)} is not JSON: {error}. Expected a {schema} record.") from None
+        if not isinstance(data, dict) or data.get("schema") != schema:  # pyright: ignore[reportUnknownMemberType]
+            raise ConfigError(f"{printable(where)} is not a {schema} record: its `schema` field does not say so.")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{printable('.'.join(str(part) for part in problem['loc']))}: {problem['msg']}"
+                for problem in error.errors(include_url=False, include_input=False)[:5]
+            )
+            raise ConfigError(f"{printable(where)} does not fit {schema}: {problems}") from None
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a record from a file.
+
+        Raises:
+            ConfigError: The file cannot be read, or holds no record of this schema.
+        """
+        schema: str = cls.model_fields["schema_name"].default
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read {printable(str(path))}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{printable(str(path))} is not UTF-8 text. Expected a {schema} record.") from None
+        return cls.from_json(text, where=str(path))
+
+
 class KLStatistics(Record):
     """KL per token of one arm, in nats, over the tokens of all documents."""
 
@@ -193,7 +248,7 @@ class Timing(Record):
     """Peak memory of the device, or of the process on a CPU."""
 
 
-class KLReport(Record):
+class KLReport(Report):
     """One measurement of `replayeval kl`."""
 
     schema_name: Literal["replayeval.kl/1"] = Field(default=KL_SCHEMA, alias="schema")
@@ -220,52 +275,3 @@ class KLReport(Record):
     """What the measurement cost."""
     provenance: dict[str, JsonValue]
     """Versions, device, commit, arguments and seed that produced the numbers."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True, serialize_by_alias=True
-    )
-
-    def to_json(self) -> str:
-        """Return the record as indented JSON without NaN or infinities."""
-        return self.model_dump_json(indent=2)
-
-    @classmethod
-    def from_json(cls, text: str, *, where: str = "the text") -> Self:
-        """Read a record back.
-
-        Args:
-            text: What `to_json` returned.
-            where: How messages call the source of the text.
-
-        Raises:
-            ConfigError: The text is no JSON, or not a record of this schema.
-        """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{printable(where)} is not JSON: {error}. Expected a {KL_SCHEMA} record.") from None
-        if not isinstance(data, dict) or data.get("schema") != KL_SCHEMA:  # pyright: ignore[reportUnknownMemberType]
-            raise ConfigError(f"{printable(where)} is not a {KL_SCHEMA} record: its `schema` field does not say so.")
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{printable('.'.join(str(part) for part in problem['loc']))}: {problem['msg']}"
-                for problem in error.errors(include_url=False, include_input=False)[:5]
-            )
-            raise ConfigError(f"{printable(where)} does not fit {KL_SCHEMA}: {problems}") from None
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a record from a file.
-
-        Raises:
-            ConfigError: The file cannot be read, or holds no record of this schema.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot read {printable(str(path))}: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{printable(str(path))} is not UTF-8 text. Expected a {KL_SCHEMA} record.") from None
-        return cls.from_json(text, where=str(path))
