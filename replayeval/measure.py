@@ -1,53 +1,45 @@
 """`measure_kl`: from a model, texts and policies to a result, one document at a time."""
 
-import hashlib
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import replayssm
 from replayeval.data import Document, default_lengths, load_documents, make_documents
-from replayeval.engine.checks import Check, check_every_layer_stores, check_floor, check_forcing_is_live, control_arm
+from replayeval.engine.checks import Check, check_floor, control_arm
 from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing, score_document
 from replayeval.engine.precision import exact_float32
-from replayeval.errors import ConfigError, UnsupportedArmError
-from replayeval.models.architectures import SsmLayer
-from replayeval.models.head import OutputHead, check_head
-from replayeval.models.hook import ssm_layers
-from replayeval.models.loading import load_model
+from replayeval.errors import ConfigError
+from replayeval.models.head import OutputHead
 from replayeval.report import schema
 from replayeval.report.result import KLResult
 from replayeval.stats import summarise_kl
 from replayeval.store import DocumentScores, RunDirectory, RunIdentity, RunManifest, provenance
-from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy, check_window, precision_arms
+from replayeval.subject import (
+    Subject,
+    bits_per_element,
+    check_formats,
+    device_name,
+    load_subject,
+    parse_engine,
+    parse_policies,
+    parse_seed,
+    self_checks,
+)
+from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy
 
 BUILTIN = "builtin:"
 DEFAULT_MODEL = "builtin:gdn"
-DEFAULT_PRECISION = "nvfp4"
 BUILTIN_LENGTHS = (512, 1024, 2048)
 DEFAULT_DOCS = {"builtin": 4}
 """Documents scored when their number is left open; 8 of any other source."""
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """The model under test and how it is called."""
-
-    head: OutputHead
-    tokenizer: PreTrainedTokenizerBase | None
-    name: str
-    revision: str | None
-    weights_sha256: Callable[[], str]
-    layers: tuple[SsmLayer, ...]
-    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def measure_kl(
@@ -109,18 +101,18 @@ def measure_kl(
     Source: ReplaySSM, output KL divergence by generation length.
     """
     arguments = _arguments(locals())
-    policies = _policies(arms, precision, window)
+    policies = parse_policies(arms, precision, window)
     forcing = Forcing(
-        arms=policies, engine=_engine(engine), chunk_tokens=chunk, prefill_tokens=prefill, seed=_seed(seed)
+        arms=policies, engine=parse_engine(engine), chunk_tokens=chunk, prefill_tokens=prefill, seed=parse_seed(seed)
     )
     source = _source(model, documents, data)
     wanted = tuple(sorted({int(n) for n in lengths})) if lengths is not None else _default_lengths(source)
     if not wanted or wanted[0] < 1:
         raise ConfigError(f"expected generation lengths of at least 1 token, got {list(wanted)}")
-    subject = _subject(
+    subject = load_subject(
         model, tokenizer, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
-    _check_formats(policies, subject.layers)
+    check_formats(policies, subject.layers)
     # One token more than is read: it is the next token of the last one.
     needed: dict[str, Any] = {
         "tokens": prefill + wanted[-1] + 1,
@@ -134,7 +126,7 @@ def measure_kl(
         count = DEFAULT_DOCS.get(source, 8) if docs is None else docs
         texts = load_documents(source, subject.tokenizer, docs=count, seed=seed, **needed)
     run_provenance = provenance(
-        device=_device_name(subject.head), given=arguments["given"], defaulted=arguments["defaulted"]
+        device=device_name(subject.head), given=arguments["given"], defaulted=arguments["defaulted"]
     )
     identity = _identity(subject, forcing, texts, source=source, lengths=wanted, window=window, hashed=out is not None)
     with exact_float32(), _run_directory(out, identity, run_provenance, resume=resume) as run:
@@ -149,7 +141,7 @@ def measure_kl(
         model=subject.name,
         reference=str(REFERENCE),
         window=window,
-        bits_per_element={str(p): _bits(p, subject.layers) for p in policies},
+        bits_per_element={str(p): bits_per_element(p, subject.layers) for p in policies},
         checks=[_check_record(c) for c in checks],
         timing=_timing(scores, rows=len(forcing.policies)),
         provenance={**run_provenance, "model": dict(subject.details), "fingerprint": identity.fingerprint},
@@ -170,11 +162,7 @@ def _score(
         DocumentTokens(index=i, doc_id=d.doc_id, tokens=d.token_ids, read_tokens=min(len(d), read))
         for i, d in enumerate(texts)
     ]
-    checks = [
-        Check(name="output head reproduces the model's own logits", passed=True, value=check_head(head), limit=None),
-        check_every_layer_stores(head, documents[0], forcing),
-        check_forcing_is_live(head, documents[0], forcing),
-    ]
+    checks = self_checks(head, documents[0], forcing)
     control = control_arm(forcing.arms)
     total = sum(d.read_tokens for d in documents)
     done = 0
@@ -203,36 +191,6 @@ def _score(
     return scores, checks
 
 
-def _policies(arms: Sequence[Policy | str] | None, precision: str | None, window: int) -> tuple[Policy, ...]:
-    try:
-        check_window(window)
-        given = () if arms is None else arms
-        policies = [p if isinstance(p, Policy) else Policy.parse(p, default_window=window) for p in given]
-        if precision is not None or arms is None:
-            policies = [*precision_arms(precision or DEFAULT_PRECISION, window=window), *policies]
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if REFERENCE in policies:
-        raise ConfigError(
-            f"expected arms that differ from the reference, got {REFERENCE}, which is always there; "
-            "`shared:fp32` is the control arm that shows the floor"
-        )
-    return tuple(dict.fromkeys(policies))
-
-
-def _engine(name: str) -> Engine:
-    try:
-        return Engine(name)
-    except ValueError:
-        raise ConfigError(f"expected the engine to be one of {', '.join(Engine)}, got {name!r}") from None
-
-
-def _seed(seed: int) -> int:
-    if not 0 <= seed < 1 << 64:
-        raise ConfigError(f"expected a seed of 0 to 2**64 - 1, got {seed}")
-    return seed
-
-
 def _source(model: PreTrainedModel | str, documents: Sequence[Any] | None, data: str | Path | None) -> str:
     if documents is not None:
         if data is not None:
@@ -247,81 +205,8 @@ def _default_lengths(source: str) -> tuple[int, ...]:
     return BUILTIN_LENGTHS if source == "builtin" else default_lengths()
 
 
-def _subject(
-    model: PreTrainedModel | str,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    dtype: str,
-    device: str,
-    revision: str | None,
-    trust_remote_code: bool,
-) -> _Subject:
-    if isinstance(model, str):
-        loaded = load_model(
-            model,
-            revision=revision,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            need_tokenizer=False,
-        )
-        return _Subject(
-            head=OutputHead(loaded.model),
-            tokenizer=tokenizer or loaded.tokenizer,
-            name=model,
-            revision=loaded.revision,
-            weights_sha256=lambda: loaded.fingerprint,
-            layers=loaded.layers,
-            details={
-                "model_type": loaded.model_type,
-                "dtype": str(loaded.dtype).removeprefix("torch."),
-                "quantization": loaded.quantization,
-                "revision": loaded.revision,
-                "ignored_keys": list(loaded.ignored_keys),
-            },
-        )
-    name = str(getattr(model.config, "name_or_path", "") or type(model).__name__)
-    return _Subject(
-        head=OutputHead(model),
-        tokenizer=tokenizer,
-        name=name,
-        revision=None,
-        weights_sha256=lambda: _hash_parameters(model),
-        layers=tuple(ssm_layers(model)),
-        details={"model_type": model.config.model_type, "dtype": str(model.dtype).removeprefix("torch.")},
-    )
-
-
-def _hash_parameters(model: PreTrainedModel) -> str:
-    total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
-
-
-def _check_formats(policies: Sequence[Policy], layers: Sequence[SsmLayer]) -> None:
-    """Refuse formats whose blocks do not fit the model's states, before anything runs."""
-    offences: list[str] = []
-    for policy in policies:
-        try:
-            for layer in layers:
-                policy.bits_per_element(heads=layer.heads, d_v=layer.d_v, d_k=layer.d_k)
-        except ValueError as error:
-            offences.append(f"{policy}: {error}")
-    if offences:
-        raise UnsupportedArmError("this model's states do not fit " + "; ".join(offences))
-
-
-def _bits(policy: Policy, layers: Sequence[SsmLayer]) -> float:
-    """Stored bits per element over all states of the model."""
-    sizes = [x.heads * x.d_v * x.d_k for x in layers]
-    bits = [policy.bits_per_element(heads=x.heads, d_v=x.d_v, d_k=x.d_k) for x in layers]
-    return sum(s * b for s, b in zip(sizes, bits, strict=True)) / sum(sizes)
-
-
 def _identity(
-    subject: _Subject,
+    subject: Subject,
     forcing: Forcing,
     texts: Sequence[Document],
     *,
@@ -380,13 +265,6 @@ def _timing(scores: Sequence[DocumentScores], *, rows: int) -> schema.Timing:
 def _check_record(check: Check) -> schema.Check:
     notes = {} if check.reason is None else {"passed": check.reason}
     return schema.Check(name=check.name, passed=check.passed, value=check.value, limit=check.limit, notes=notes)
-
-
-def _device_name(head: OutputHead) -> str:
-    device = head.input_device
-    if device.type != "cuda":
-        return str(device)
-    return ", ".join(torch.cuda.get_device_name(d) for d in range(torch.cuda.device_count()))
 
 
 def _arguments(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

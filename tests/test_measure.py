@@ -364,7 +364,7 @@ def test_a_failed_self_check_stops_the_run_before_its_first_document(
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise NumericsError("self-check failed")
 
-    monkeypatch.setattr("replayeval.measure.check_forcing_is_live", failing)
+    monkeypatch.setattr("replayeval.subject.check_forcing_is_live", failing)
     with pytest.raises(NumericsError):
         measure(out=tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").done() == []
