@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from replayeval.errors import StoreError
-from replayeval.store._arrow import pa, pq
 from replayeval.store._atomic import TEMPORARY_SUFFIX, write_atomically, write_text_atomically
+from replayeval.store._lock import LOCK, lock_directory
 from replayeval.store.identity import differences
 from replayeval.store.manifest import MANIFEST, RunManifest, read_manifest
-from replayeval.store.scores import DocumentScores, table_header
+from replayeval.store.parquet import scores_from_parquet, scores_to_parquet
+from replayeval.store.scores import DocumentScores
 
-_LOCK = ".lock"
 _UNITS = "documents"
 _UNIT_NAME = re.compile(r"\d{6}\.parquet")
 _CHECKSUM_SUFFIX = ".sha256"
@@ -58,7 +57,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             _check_content(path, manifest, resume=resume)
-            lock = _lock_directory(path)
+            lock = lock_directory(path)
             try:
                 # Again, because another process may have come and gone before the lock was taken.
                 manifest = _check_content(path, manifest, resume=resume)
@@ -124,16 +123,12 @@ class RunDirectory:
         self._check_belongs(scores, unit)
         if self.has(scores.doc_index):
             raise StoreError(f"{unit} was written before; a finished document is never replaced")
-        table = scores.to_table(extra_metadata={"fingerprint": self.manifest.fingerprint})
-
-        float_columns = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+        content = scores_to_parquet(scores, extra_metadata={"fingerprint": self.manifest.fingerprint})
 
         def write_table(temporary: Path) -> None:
-            pq.write_table(
-                table, temporary, compression="zstd", use_dictionary=False, use_byte_stream_split=float_columns
-            )
+            temporary.write_bytes(content)
             # The digest goes first: a unit without one cannot come to be, and one without a unit counts for nothing.
-            digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
+            digest = hashlib.sha256(content).hexdigest()
             write_text_atomically(_checksum_path(unit), f"{digest}  {unit.name}\n")
 
         try:
@@ -163,12 +158,10 @@ class RunDirectory:
                 f"got {digest} over {len(content)} bytes; {remedy}"
             )
         try:
-            table = pq.read_table(pa.BufferReader(content))
-            header = table_header(table)
-            scores = DocumentScores.from_table(table)
-        except (StoreError, pa.ArrowException) as error:
+            scores, extra = scores_from_parquet(content)
+        except StoreError as error:
             raise StoreError(f"{unit} is no file of this program: {error}; {remedy}") from error
-        owner = header["extra"].get("fingerprint")
+        owner = extra.get("fingerprint")
         if owner != self.manifest.fingerprint:
             raise StoreError(
                 f"{unit} belongs to another run: its fingerprint is {owner}, not {self.manifest.fingerprint}; {remedy}"
@@ -249,7 +242,7 @@ def _check_content(path: Path, manifest: RunManifest, *, resume: bool) -> RunMan
 
 def _refuse_foreign_content(path: Path) -> None:
     """Allow what a process killed before its manifest was in place leaves behind, and nothing else."""
-    ours = {_LOCK, _UNITS, MANIFEST + TEMPORARY_SUFFIX}
+    ours = {LOCK, _UNITS, MANIFEST + TEMPORARY_SUFFIX}
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
     if (path / _UNITS).is_dir():
         foreign += sorted(f"{_UNITS}/{entry.name}" for entry in (path / _UNITS).iterdir())
@@ -286,20 +279,3 @@ def _clean(path: Path) -> None:
             entry.unlink()
     with suppress(FileNotFoundError):
         (path / (MANIFEST + TEMPORARY_SUFFIX)).unlink()
-
-
-def _lock_directory(path: Path) -> IO[str]:
-    stream = (path / _LOCK).open("a", encoding="utf-8")
-    if sys.platform == "win32":
-        return stream
-    import fcntl
-
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        stream.close()
-        raise StoreError(f"{path} is being written by another process; wait for it, or choose another") from error
-    except OSError:
-        # Some network file systems cannot lock. Two processes would then write the same bytes under the same names.
-        pass
-    return stream
