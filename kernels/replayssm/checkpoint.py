@@ -1,6 +1,7 @@
 """The checkpoint of one layer: stored copies, buffered records, cursors; append, read, flush, roll back."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -221,6 +222,41 @@ class Checkpoint:
                 )
             )
 
+    @staticmethod
+    def join(
+        parts: "Sequence[Checkpoint]", rows: Sequence[Sequence[int]], *, lanes: Lanes, bits: RandomBits
+    ) -> "Checkpoint":
+        """A new checkpoint of chosen rows of several ones, which stay as they are.
+
+        Args:
+            parts: Checkpoints of the same layer, behind their prompts.
+            rows: Which rows of each part, in order; a row may be chosen several times.
+            lanes: The copies of the chosen rows.
+            bits: Source of random bits of the chosen rows.
+        """
+        place: dict[tuple[int, int, int], int] = {}
+        for number, part in enumerate(parts):
+            for row, kind in zip(part._lanes.rows.tolist(), part._lanes.copies.tolist(), strict=True):
+                place[number, row, kind] = len(place)
+        chosen = [(number, row) for number, wanted in enumerate(rows) for row in wanted]
+        members = [
+            place[*chosen[row], kind] for row, kind in zip(lanes.rows.tolist(), lanes.copies.tolist(), strict=True)
+        ]
+        index = torch.tensor(members, device=parts[0]._states.device)
+
+        joined = copy.copy(parts[0])
+        joined._lanes, joined._bits = lanes, bits
+        joined._states = torch.cat([part._states for part in parts]).index_select(0, index)
+        joined.stores = sum(part.stores for part in parts)
+        if all(part._residuals is None for part in parts):
+            joined._residuals = None
+        else:
+            lost = [torch.zeros_like(p._states) if p._residuals is None else p._residuals for p in parts]
+            joined._residuals = torch.cat(lost).index_select(0, index)
+        joined.cursors = Cursors.of([part.cursors for part in parts], rows)
+        joined._records = _join_records([part._records for part in parts], rows)
+        return joined
+
     def check_roll_back(self, tokens: Ints) -> None:
         """Check that the last tokens of each row are still buffered.
 
@@ -244,6 +280,30 @@ class Checkpoint:
             remaining=self.cursors.remaining + tokens,
             seen=self.cursors.seen - tokens,
         )
+
+
+def _join_records(parts: Sequence[TokenInputs | None], rows: Sequence[Sequence[int]]) -> TokenInputs | None:
+    """The buffered tokens of chosen rows; shorter buffers are filled up behind a row's own with neutral tokens."""
+    present = [part for part in parts if part is not None]
+    longest = max((part.time for part in present), default=0)
+    if longest == 0:
+        return None
+    taken: list[TokenInputs] = []
+    for part, wanted in zip(parts, rows, strict=True):
+        source = present[0] if part is None else part
+        time = 0 if part is None else part.time
+        token = np.arange(longest)
+        index = np.where(token < time, np.array(wanted, dtype=np.int64)[:, None] * time + token, -1)
+        taken.append(source.take(torch.as_tensor(index, device=source.value.device), padded=time < longest))
+    if len(taken) == 1:
+        return taken[0]
+    return TokenInputs(
+        query=torch.cat([t.query for t in taken]),
+        key=torch.cat([t.key for t in taken]),
+        value=torch.cat([t.value for t in taken]),
+        log_decay=torch.cat([t.log_decay for t in taken]),
+        beta=None if taken[0].beta is None else torch.cat([t.beta for t in taken if t.beta is not None]),
+    )
 
 
 def _flush_mask(slab: Slab, lanes: Lanes) -> Bools:

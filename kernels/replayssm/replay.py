@@ -129,6 +129,47 @@ class StateBank:
         for checkpoint in self._checkpoints.values():
             checkpoint.hand_over(self._lanes_for(checkpoint.states.dtype), observer=self._observer)
 
+    @staticmethod
+    def join(banks: "Sequence[StateBank]", rows: Sequence[Sequence[int]] | None = None) -> "StateBank":
+        """A new bank of chosen rows of several ones, for sequences that come and go while others decode.
+
+        The given banks stay as they are. A row keeps its policy, its sequence, its states and its place in its window,
+        so nothing that it reads or stores later depends on the rows beside it.
+
+        Args:
+            banks: Banks of the same model and seed, behind their prompts.
+            rows: Which rows of each, in order; a row may be chosen several times. All rows when absent.
+
+        Raises:
+            ValueError: When a bank is still in its prompt, when banks differ in seed or layers, or no row is chosen.
+        """
+        if rows is None:
+            rows = [range(bank.rows) for bank in banks]
+        if any(bank._prompt for bank in banks):
+            raise ValueError("expected banks that were handed over, got one that is still reading its prompt")
+        if len({bank._seed for bank in banks}) > 1 or len({bank._merge_lossless for bank in banks}) > 1:
+            raise ValueError("expected banks with one seed and one way to walk lossless rows, got different ones")
+        if len({frozenset(bank._checkpoints) for bank in banks}) > 1:
+            raise ValueError(f"expected banks of the same layers, got {[sorted(b._checkpoints) for b in banks]}")
+        chosen = [(bank, row) for bank, wanted in zip(banks, rows, strict=True) for row in wanted]
+        joined = StateBank(
+            [bank._policies[row] for bank, row in chosen],
+            sequences=[int(bank._sequences[row]) for bank, row in chosen],
+            seed=banks[0]._seed,
+            merge_lossless=banks[0]._merge_lossless,
+            observer=banks[0]._observer,
+        )
+        for layer in banks[0]._checkpoints:
+            parts = [bank._checkpoints[layer] for bank in banks]
+            states = parts[0].states
+            joined._checkpoints[layer] = Checkpoint.join(
+                parts,
+                rows,
+                lanes=joined._lanes_for(states.dtype),
+                bits=joined._bits(layer, elements=states[0].numel(), device=states.device),
+            )
+        return joined
+
     def roll_back(self, tokens: int | Sequence[int]) -> None:
         """Forget the last tokens of each row, in all layers; they must not have been stored yet.
 
@@ -146,13 +187,7 @@ class StateBank:
 
     def _begin(self, layer: int, recurrence: Recurrence, inputs: TokenInputs) -> Checkpoint:
         heads, d_v, d_k = inputs.state_shape
-        bits = RandomBits(
-            seed=self._seed,
-            layer=layer,
-            sequences=self._sequences,
-            elements=heads * d_v * d_k,
-            device=inputs.value.device,
-        )
+        bits = self._bits(layer, elements=heads * d_v * d_k, device=inputs.value.device)
         checkpoint = Checkpoint(
             layer=layer,
             recurrence=recurrence,
@@ -162,6 +197,9 @@ class StateBank:
         )
         self._checkpoints[layer] = checkpoint
         return checkpoint
+
+    def _bits(self, layer: int, *, elements: int, device: torch.device) -> RandomBits:
+        return RandomBits(seed=self._seed, layer=layer, sequences=self._sequences, elements=elements, device=device)
 
     def _lanes_for(self, dtype: torch.dtype) -> Lanes:
         key = (dtype, self._prompt)

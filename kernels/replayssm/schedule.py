@@ -5,7 +5,7 @@ count (padding does not). One call is cut into *slabs*: runs of steps during whi
 that everything inside the windows of a slab is one batched tensor program over `[steps, rows, window]`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,16 @@ class Cursors:
         """Cursors of rows whose first store comes after `first_window` tokens."""
         zeros = np.zeros_like(first_window)
         return cls(records=zeros, remaining=first_window, seen=zeros if seen is None else seen)
+
+    @classmethod
+    def of(cls, parts: "Sequence[Cursors]", rows: Sequence[Sequence[int]]) -> "Cursors":
+        """Cursors of chosen rows of several parts, in order."""
+        index = [np.array(wanted, dtype=np.int64) for wanted in rows]
+        return cls(
+            records=np.concatenate([part.records[i] for part, i in zip(parts, index, strict=True)]),
+            remaining=np.concatenate([part.remaining[i] for part, i in zip(parts, index, strict=True)]),
+            seen=np.concatenate([part.seen[i] for part, i in zip(parts, index, strict=True)]),
+        )
 
     def key(self) -> bytes:
         """Equal for cursors that lead to the same plan."""
