@@ -10,12 +10,13 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import replayssm
-from replayeval.data import Document, default_lengths, load_documents, make_documents
+from replayeval.data import Document, default_docs, default_lengths_of, load_documents, make_documents
 from replayeval.engine.checks import Check, check_floor, control_arm
 from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing, score_document
 from replayeval.engine.precision import exact_float32
 from replayeval.errors import ConfigError
 from replayeval.models.head import OutputHead
+from replayeval.policies import parse_policies
 from replayeval.report import schema
 from replayeval.report.result import KLResult
 from replayeval.stats import summarise_kl
@@ -27,7 +28,6 @@ from replayeval.subject import (
     device_name,
     load_subject,
     parse_engine,
-    parse_policies,
     parse_seed,
     self_checks,
 )
@@ -35,9 +35,6 @@ from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy
 
 BUILTIN = "builtin:"
 DEFAULT_MODEL = "builtin:gdn"
-BUILTIN_LENGTHS = (512, 1024, 2048)
-DEFAULT_DOCS = {"builtin": 4}
-"""Documents scored when their number is left open; 8 of any other source."""
 
 Progress = Callable[[int, int], None]
 
@@ -106,7 +103,7 @@ def measure_kl(
         arms=policies, engine=parse_engine(engine), chunk_tokens=chunk, prefill_tokens=prefill, seed=parse_seed(seed)
     )
     source = _source(model, documents, data)
-    wanted = tuple(sorted({int(n) for n in lengths})) if lengths is not None else _default_lengths(source)
+    wanted = tuple(sorted({int(n) for n in lengths})) if lengths is not None else default_lengths_of(source)
     if not wanted or wanted[0] < 1:
         raise ConfigError(f"expected generation lengths of at least 1 token, got {list(wanted)}")
     subject = load_subject(
@@ -123,16 +120,17 @@ def measure_kl(
     if documents is not None:
         texts = make_documents(documents, subject.tokenizer, **needed)
     else:
-        count = DEFAULT_DOCS.get(source, 8) if docs is None else docs
+        count = default_docs(source) if docs is None else docs
         texts = load_documents(source, subject.tokenizer, docs=count, seed=seed, **needed)
     run_provenance = provenance(
         device=device_name(subject.head), given=arguments["given"], defaulted=arguments["defaulted"]
     )
     identity = _identity(subject, forcing, texts, source=source, lengths=wanted, window=window, hashed=out is not None)
+    bits = {str(p): bits_per_element(p, subject.layers) for p in policies}
     with exact_float32(), _run_directory(out, identity, run_provenance, resume=resume) as run:
         scores, checks = _score(subject.head, texts, forcing, run, read=prefill + wanted[-1], progress=progress)
         if run is not None:
-            run.finish(results={"checks": [asdict(c) for c in checks]})
+            run.finish(results={"checks": [asdict(c) for c in checks], "bits_per_element": bits})
     control = control_arm(policies)
     summary = summarise_kl(scores, lengths=wanted, floor_arm=None if control is None else str(control), seed=seed)
     return KLResult.build(
@@ -141,10 +139,15 @@ def measure_kl(
         model=subject.name,
         reference=str(REFERENCE),
         window=window,
-        bits_per_element={str(p): bits_per_element(p, subject.layers) for p in policies},
+        bits_per_element=bits,
         checks=[_check_record(c) for c in checks],
         timing=_timing(scores, rows=len(forcing.policies)),
-        provenance={**run_provenance, "model": dict(subject.details), "fingerprint": identity.fingerprint},
+        provenance={
+            **run_provenance,
+            "data": source,
+            "model": dict(subject.details),
+            "fingerprint": identity.fingerprint,
+        },
     )
 
 
@@ -199,10 +202,6 @@ def _source(model: PreTrainedModel | str, documents: Sequence[Any] | None, data:
     if data is not None:
         return str(data)
     return "builtin" if isinstance(model, str) and model.startswith(BUILTIN) else "pg19"
-
-
-def _default_lengths(source: str) -> tuple[int, ...]:
-    return BUILTIN_LENGTHS if source == "builtin" else default_lengths()
 
 
 def _identity(

@@ -7,6 +7,10 @@ from replayeval.data.document import Document
 from replayeval.errors import ConfigError
 
 DEFAULT_LENGTHS = (1024, 8192, 32768)
+BUILTIN_LENGTHS = (512, 1024, 2048)
+DEFAULT_DOCS = {"builtin": 4}
+"""Documents scored when their number is left open; 8 of any other source."""
+
 _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 _LENGTH = re.compile(r"(\d+)([KM]?)")
 _EXAMPLE = "1K,8K,32K (K = 1024, M = 1024²)"
@@ -38,6 +42,16 @@ def default_lengths(longest: int | None = None) -> tuple[int, ...]:
     if longest < 1:
         raise ConfigError(f"expected at least one token to decode, got {longest}")
     return tuple(length for length in DEFAULT_LENGTHS if length <= longest) or (longest,)
+
+
+def default_lengths_of(source: str) -> tuple[int, ...]:
+    """Return the lengths reported of a source when none are asked for."""
+    return BUILTIN_LENGTHS if source == "builtin" else default_lengths()
+
+
+def default_docs(source: str) -> int:
+    """Return how many documents of a source are scored when their number is left open."""
+    return DEFAULT_DOCS.get(source, 8)
 
 
 def format_length(length: int) -> str:

@@ -1,0 +1,1 @@
+"""Sweeps: plans of many measurements, run unit by unit on one machine or many."""
