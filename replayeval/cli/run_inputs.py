@@ -1,0 +1,81 @@
+"""From the RUN arguments of `report` and `gate` to records: JSON files, run directories and sweep runs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+
+import typer
+
+from replayeval.cli import values
+from replayeval.errors import ConfigError
+
+if TYPE_CHECKING:
+    from replayeval.report.cells import Source
+
+Runs: TypeAlias = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Records (`--json` files), run directories (`--out`) or sweep runs.", show_default=False
+    ),
+]
+
+
+def load_sources(paths: Sequence[Path]) -> "list[Source]":
+    """Return the records that some paths hold, in order.
+
+    Raises:
+        ConfigError: A path is neither a record nor a run; all such paths are tried in order and the first is named.
+        StoreError: A run directory is damaged or empty.
+    """
+    found: list[Source] = []
+    for path in paths:
+        found += _from_directory(path) if path.is_dir() else [_from_file(path)]
+    repeated = {source.where for source in found if sum(other.where == source.where for other in found) > 1}
+    if repeated:
+        raise ConfigError(f"expected each run once, got {values.shown(sorted(repeated)[0])} more than once.")
+    return found
+
+
+def _from_file(path: Path) -> "Source":
+    from replayeval.report.cells import Source
+    from replayeval.report.schema import KL_SCHEMA, KLReport
+    from replayeval.report.tasks_schema import TASKS_SCHEMA, TasksReport
+
+    kinds: dict[str, type[KLReport] | type[TasksReport]] = {KL_SCHEMA: KLReport, TASKS_SCHEMA: TasksReport}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{values.shown(path)} does not exist. Give a record or a run directory.") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {values.shown(path)}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{values.shown(path)} is not UTF-8 text. Expected a record in JSON.") from None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{values.shown(path)} is not JSON: {error}. Expected one of {', '.join(kinds)}.") from None
+    schema: Any = cast(dict[str, Any], content).get("schema") if isinstance(content, dict) else None
+    if not isinstance(schema, str) or schema not in kinds:
+        raise ConfigError(
+            f"{values.shown(path)}: expected a record of schema {' or '.join(kinds)}, "
+            f"got {'none' if schema is None else values.shown(schema)}. Write one with `--json`."
+        )
+    return Source(report=kinds[schema].from_json(text, where=str(path)), where=str(path))
+
+
+def _from_directory(path: Path) -> "list[Source]":
+    from replayeval.report.from_run import kl_source
+    from replayeval.store.manifest import MANIFEST, SCHEMA
+
+    manifest = path / MANIFEST
+    try:
+        schema = json.loads(manifest.read_text(encoding="utf-8")).get("schema")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        schema = None
+    if schema == SCHEMA:
+        return [kl_source(path)]
+    raise ConfigError(
+        f"{values.shown(path)} is no run: expected a directory of `kl --out` or `sweep`, with a {MANIFEST} inside. "
+        "Give one of these, or a record written by `--json`."
+    )

@@ -1,0 +1,186 @@
+"""The gate over records: which limits concern what, how arms add up, and the three forms of its verdict."""
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from replayeval.errors import ConfigError
+from replayeval.report.cells import Source
+from replayeval.report.gate import GateReport, Limits, gate
+from replayeval.report.gate_output import gate_badge, gate_junit, gate_lines, summary
+from replayeval.report.schema import ArmReport, Check, KLReport
+from replayeval.stats.gate import Outcome
+from tests.report.samples import arm, report
+from tests.report.task_samples import two_tasks
+
+GOOD, BAD, UNSURE = "shared:fp8+sr@L=16", "shared:nvfp4@L=16", "shared:int8@L=16"
+LIMITS = Limits(max_kl=1e-3, at=1024)
+
+
+def measured(*arms: ArmReport, documents: int = 20, **changes: Any) -> KLReport:
+    """A record whose points rest on as many documents as a gate wants."""
+    grown = [
+        one.model_copy(
+            update={
+                "by_length": tuple(
+                    point.model_copy(update={"documents": documents, "tokens": documents * point.n})
+                    for point in one.by_length
+                )
+            }
+        )
+        for one in arms
+    ]
+    return report(*grown, docs=documents, **changes)
+
+
+def three_arms() -> KLReport:
+    return measured(
+        arm(GOOD, {512: 1e-4, 1024: 2e-4}, bits_per_element=8.25),
+        arm(BAD, {512: 1e-2, 1024: 2e-2}, bits_per_element=4.5),
+        arm(UNSURE, {512: 9e-4, 1024: 9.5e-4}, bits_per_element=8.25),
+    )
+
+
+def judged(limits: Limits = LIMITS, **options: Any) -> GateReport:
+    return gate([Source(report=three_arms(), where="run.json")], limits, **options)
+
+
+def outcomes(verdict: GateReport) -> dict[str, Outcome]:
+    return {one.policy: one.outcome for one in verdict.arms}
+
+
+def test_each_outcome_and_cheapest_first() -> None:
+    verdict = judged()
+    assert outcomes(verdict) == {BAD: Outcome.FAIL, GOOD: Outcome.PASS, UNSURE: Outcome.UNDECIDED}
+    assert [one.bits_per_element for one in verdict.arms] == [4.5, 8.25, 8.25]
+    assert not verdict.passed
+    cheapest = verdict.cheapest()["builtin:gdn"]
+    assert cheapest is not None
+    assert cheapest.policy == GOOD
+    assert summary(verdict) == "1 passes, 1 fails, 1 undecided"
+
+
+def test_judging_the_passing_arm_alone_passes_with_and_without_its_window() -> None:
+    assert judged(policies=[GOOD]).passed
+    assert judged(policies=["shared:fp8+sr"]).passed
+    assert not judged(policies=["shared:fp8+sr", "shared:nvfp4"]).passed
+
+
+def test_an_unknown_policy_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no record holds the policy shared:fp9; there are shared:fp8\+sr@L=16"):
+        judged(policies=["shared:fp9"])
+
+
+def test_the_length_decides() -> None:
+    assert outcomes(judged(Limits(max_kl=1.5e-4, at=512)))[GOOD] is Outcome.PASS
+    assert outcomes(judged(Limits(max_kl=1.5e-4, at=1024)))[GOOD] is Outcome.FAIL
+    # The longest is the default.
+    assert outcomes(judged(Limits(max_kl=1.5e-4)))[GOOD] is Outcome.FAIL
+    with pytest.raises(ConfigError, match="no result at generation length 8K; it has 512, 1K"):
+        judged(Limits(max_kl=1e-3, at=8192))
+
+
+def test_every_limit_counts() -> None:
+    # Agreement is 0.99 [0.98, 0.995], and the NLL is 1e-3 [0, 2e-3] above the reference, in every arm.
+    assert outcomes(judged(Limits(min_top1=0.97)))[BAD] is Outcome.PASS
+    assert outcomes(judged(Limits(min_top1=0.999)))[GOOD] is Outcome.FAIL
+    assert outcomes(judged(Limits(min_top1=0.99)))[GOOD] is Outcome.UNDECIDED
+    assert outcomes(judged(Limits(max_kl=1e-3, max_nll_delta=1e-3)))[GOOD] is Outcome.UNDECIDED
+    assert outcomes(judged(Limits(max_kl=1e-3, max_nll_delta=3e-3)))[GOOD] is Outcome.PASS
+
+
+def test_agreement_of_every_token_proves_no_more_than_the_number_of_tokens_can() -> None:
+    def perfect(tokens: int) -> KLReport:
+        base = measured(arm(GOOD, {64: 1e-4}))
+        point = (
+            base.arms[0]
+            .by_length[0]
+            .model_copy(update={"top1_agreement": 1.0, "top1_agreement_ci95": (1.0, 1.0), "tokens": tokens})
+        )
+        return base.model_copy(update={"arms": (base.arms[0].model_copy(update={"by_length": (point,)}),)})
+
+    def outcome(tokens: int) -> Outcome:
+        return gate([Source(report=perfect(tokens), where="x")], Limits(min_top1=0.995)).arms[0].outcome
+
+    # The low end of the binomial interval is 0.025 ** (1 / tokens), and ln 0.025 / ln 0.995 = 735.9.
+    assert outcome(735) is Outcome.UNDECIDED
+    assert outcome(736) is Outcome.PASS
+
+
+def test_divergence_fails_whatever_the_documents() -> None:
+    broken = measured(arm(BAD, {512: 1e-4, 1024: None}, diverged_at=700, kl=arm(BAD, {512: 1e-4}).kl), documents=1)
+    verdict = gate([Source(report=broken, where="x")], LIMITS)
+    assert outcomes(verdict)[BAD] is Outcome.FAIL
+    assert "diverged at generation length 700" in verdict.arms[0].checks[0].reason
+    # Before that length there is a number, of one document only.
+    assert outcomes(gate([Source(report=broken, where="x")], Limits(max_kl=1e-3, at=512)))[BAD] is Outcome.UNDECIDED
+
+
+def test_a_failed_self_check_fails_the_gate() -> None:
+    broken = measured(arm(GOOD, {1024: 1e-4}), checks=(Check(name="control arm", passed=False, value=1.0, limit=1e-6),))
+    verdict = gate([Source(report=broken, where="x.json")], LIMITS)
+    assert outcomes(verdict) == {GOOD: Outcome.PASS}
+    assert not verdict.passed
+    assert any("FAILED SELF-CHECK  x.json: control arm" in line for line in gate_lines(verdict))
+
+
+def test_a_policy_has_to_pass_in_every_record_and_every_task() -> None:
+    worse = measured(arm(GOOD, {1024: 5e-3}))
+    sources = [Source(report=three_arms(), where="a"), Source(report=worse, where="b")]
+    assert outcomes(gate(sources, LIMITS))[GOOD] is Outcome.FAIL
+    tasks = Source(report=two_tasks(), where="t")
+    both = gate([sources[0], tasks], Limits(max_kl=1e-3, max_drop=1.5))
+    assert [check.metric for check in both.arms[1].checks] == ["kl", "accuracy_drop", "accuracy_drop"]
+    # A drop of 0.2 [-0.8, 1.2] keeps to 1.5 and not surely to 1.
+    assert outcomes(both)[GOOD] is Outcome.PASS
+    assert outcomes(gate([tasks], Limits(max_drop=1.0)))[GOOD] is Outcome.UNDECIDED
+    assert outcomes(gate([tasks], Limits(max_drop=1.0)))[BAD] is Outcome.FAIL
+
+
+def test_limits_without_a_record_that_they_concern() -> None:
+    with pytest.raises(ConfigError, match="at least one limit"):
+        judged(Limits())
+    with pytest.raises(ConfigError, match="record of `replayeval tasks`"):
+        judged(Limits(max_drop=1.0))
+    with pytest.raises(ConfigError, match="only records of tasks"):
+        gate([Source(report=two_tasks(), where="t")], LIMITS)
+
+
+def test_lines_say_why() -> None:
+    text = "\n".join(gate_lines(judged()))
+    assert "FAIL       shared:nvfp4@L=16 (4.5 bits)" in text
+    assert "KL to 1K: 2.0e-02 [1.8, 2.2] <= 0.001, 20 documents: fail, the whole interval breaks the limit" in text
+    assert "undecided, the interval contains the limit: needs about 1" in text
+    assert "Cheapest policy that passes on builtin:gdn: shared:fp8+sr@L=16 (8.25 bits)" in text
+
+
+def test_junit_has_one_case_per_arm_and_keeps_hostile_text_as_text() -> None:
+    hostile = three_arms().model_copy(update={"model": '<script>alert("x")</script>\x1b[31m'})
+    verdict = gate([Source(report=hostile, where="run.json")], LIMITS)
+    root = ElementTree.fromstring(gate_junit(verdict))
+    suite = root.find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
+    cases = {case.get("name"): case for case in suite.findall("testcase")}
+    kinds = {name: None if (f := case.find("failure")) is None else f.get("type") for name, case in cases.items()}
+    assert kinds == {BAD: "fail", GOOD: None, UNSURE: "undecided"}
+    assert cases[BAD].get("classname") == '<script>alert("x")</script>\\x1b[31m'
+
+
+def test_the_badge_follows_the_schema_of_endpoint_badges() -> None:
+    badge = json.loads(gate_badge(judged()))
+    assert badge == {
+        "schemaVersion": 1,
+        "label": "state accuracy",
+        "message": "1 of 3 pass, 1 undecided",
+        "color": "red",
+    }
+    assert json.loads(gate_badge(judged(policies=[GOOD])))["color"] == "brightgreen"
+    assert json.loads(gate_badge(judged(policies=[UNSURE])))["color"] == "yellow"
+
+
+def test_the_verdict_reads_back() -> None:
+    verdict = judged()
+    assert GateReport.from_json(verdict.to_json()) == verdict
