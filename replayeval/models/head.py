@@ -93,6 +93,7 @@ class OutputHead:
         cache: DynamicCache | None = None,
         start_position: int = 0,
         attention_mask: Bool[Tensor, "rows past_and_time"] | Int64[Tensor, "rows past_and_time"] | None = None,
+        positions: Int64[Tensor, "rows time"] | None = None,
     ) -> Float[Tensor, "rows time hidden"]:
         """Final hidden states, after the last norm, in the dtype that the model gives them.
 
@@ -101,6 +102,8 @@ class OutputHead:
             cache: Holds the past; it is extended. Without one the pass has no past.
             start_position: Number of tokens (padding included) that the cache has seen.
             attention_mask: False or 0 at padding; covers the past and this pass.
+            positions: Position of each token in its own sequence, where padding makes rows differ; else they count from
+                `start_position`. Models that take no positions find the distance of two tokens by themselves.
 
         Raises:
             ValueError: If the mask does not cover `start_position` tokens and this pass, or there is a past without a
@@ -119,8 +122,9 @@ class OutputHead:
             arguments["attention_mask"] = attention_mask.to(torch.int64)
         if self._takes_positions:
             # Not every model derives the position from its cache.
-            positions = torch.arange(start_position, start_position + tokens, device=input_ids.device)
-            arguments["position_ids"] = positions.unsqueeze(0)
+            if positions is None:
+                positions = torch.arange(start_position, start_position + tokens, device=input_ids.device).unsqueeze(0)
+            arguments["position_ids"] = positions
         outputs = self.backbone(input_ids=input_ids, return_dict=True, **arguments)
         return cast(Tensor, outputs.last_hidden_state)
 

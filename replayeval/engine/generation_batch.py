@@ -1,0 +1,259 @@
+"""Rows that decode together under one policy: prompts come in, tokens are appended, rows leave."""
+
+# transformers' cache is untyped.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from replayeval.engine.generation_cache import join_caches
+from replayeval.errors import ConfigError
+from replayeval.models.architectures import find_mixers
+from replayeval.models.head import OutputHead
+from replayeval.models.hook import HookReport, hooked
+from replayssm.checkpoint import StoreObserver
+from replayssm.policy import Policy
+from replayssm.records import Recurrence, TokenInputs
+from replayssm.replay import StateBank
+
+BACKEND = "torch"
+"""What advances the states of decoded tokens; every result says which one. Decode kernels and CUDA graphs enter where a
+`Batch` is extended."""
+
+PASS_TOKENS = 16384
+"""Tokens of one pass over known tokens, all rows together; it regroups the same computation."""
+
+_PADDING_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows at work.
+
+    Attributes:
+        bank: Their states, behind the prompt.
+        cache: Their keys, values and convolution states.
+        mask: Which slots of the cache hold a token of the row; the others are padding.
+        lengths: Tokens of each row so far, which is the position of its next token.
+    """
+
+    bank: StateBank
+    cache: DynamicCache
+    mask: Bool[Tensor, "rows slots"]
+    lengths: Int64[Tensor, " rows"]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.bank.rows
+
+    @staticmethod
+    def join(parts: "Sequence[Batch]", rows: Sequence[Sequence[int]]) -> "Batch":
+        """A batch of chosen rows of several ones, in order; a row may be chosen several times.
+
+        The last slots of all rows are aligned and slots that no row uses are dropped. The given batches are of no use
+        afterwards, unless all of their rows were chosen at least once from a single one.
+        """
+        index = [
+            torch.tensor(list(wanted), dtype=torch.int64, device=p.mask.device)
+            for p, wanted in zip(parts, rows, strict=True)
+        ]
+        lengths = torch.cat([part.lengths.index_select(0, i) for part, i in zip(parts, index, strict=True)])
+        slots = int(lengths.max())
+        masks: list[Tensor] = []
+        for part, i in zip(parts, index, strict=True):
+            missing = slots - part.mask.shape[1]
+            mask = part.mask.index_select(0, i)
+            masks.append(nn.functional.pad(mask, (missing, 0)) if missing > 0 else mask[:, -missing:])
+        return Batch(
+            bank=StateBank.join([part.bank for part in parts], rows),
+            cache=join_caches([part.cache for part in parts], rows, slots=slots),
+            mask=torch.cat(masks),
+            lengths=lengths,
+        )
+
+
+class PolicyDecoder:
+    """Runs a model so that prompts follow the reference recurrence and all later tokens a policy.
+
+    Args:
+        head: The model.
+        policy: What the state of decoded tokens follows.
+        seed: Seed of stochastic rounding.
+        merge_lossless: Walk a conventional float32 state in windows, which is faster for many known tokens and slower
+            for one at a time.
+        pass_tokens: Tokens of one pass, all rows together.
+        observer: Called after each store.
+    """
+
+    def __init__(
+        self,
+        head: OutputHead,
+        policy: Policy,
+        *,
+        seed: int,
+        merge_lossless: bool,
+        pass_tokens: int = PASS_TOKENS,
+        observer: StoreObserver | None = None,
+    ) -> None:
+        self.head = head
+        self.policy = policy
+        self.pads = can_pad(head)
+        self._seed = seed
+        self._merge_lossless = merge_lossless
+        self.pass_tokens = pass_tokens
+        self._observer = observer
+        self._driver = _Switch()
+        self._report: HookReport | None = None
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Hook the model; prompts and tokens are taken inside the block only."""
+        with torch.inference_mode(), hooked(self.head.model, self._driver) as report:
+            self._report = report
+            try:
+                yield
+            finally:
+                self._report = None
+
+    def groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Which prompts to read in one pass: neighbours in a queue, given the lengths of its prompts.
+
+        Prompts of different lengths share a pass only if the model allows padding, and only as long as padding is at
+        most a quarter of what the pass reads.
+        """
+        groups: list[list[int]] = []
+        for index in range(len(lengths)):
+            group = [*groups[-1], index] if groups else [index]
+            widest = max(lengths[i] for i in group)
+            wasted = sum(widest - lengths[i] for i in group)
+            if groups and wasted <= (_PADDING_SHARE * widest * len(group) if self.pads else 0):
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return groups
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], *, sequences: Sequence[int], decoded: bool = False
+    ) -> tuple[Batch, Float[Tensor, "rows hidden"]]:
+        """Read prompts side by side.
+
+        Args:
+            prompts: Token ids; of equal length unless `pads`.
+            sequences: Sequence number of each row's random bits.
+            decoded: Let the prompt follow the policy too, as if all of it had been decoded.
+
+        Returns:
+            The batch after the hand-over, and the final hidden state of each prompt's last token.
+
+        Raises:
+            ConfigError: When a prompt is empty.
+            ValueError: When lengths differ although the model does not allow padding.
+
+        Rounding: at the hand-over, once; with `decoded`, as the policy says.
+        """
+        counts = [len(prompt) for prompt in prompts]
+        if min(counts) == 0:
+            raise ConfigError("expected prompts of at least 1 token, got an empty one")
+        longest = max(counts)
+        if min(counts) < longest and not self.pads:
+            raise ValueError(f"expected prompts of equal length for this model, got lengths {sorted(set(counts))}")
+        device = self.head.input_device
+        ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
+        valid = torch.zeros((len(prompts), longest), dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.int64)
+            valid[row, longest - len(prompt) :] = True
+        bank = StateBank(
+            [self.policy] * len(prompts),
+            sequences=sequences,
+            seed=self._seed,
+            prompt=not decoded,
+            merge_lossless=self._merge_lossless,
+            observer=self._observer,
+        )
+        batch = Batch(
+            bank=bank,
+            cache=self.head.new_cache(len(prompts)),
+            mask=torch.zeros((len(prompts), 0), dtype=torch.bool, device=device),
+            lengths=torch.zeros(len(prompts), dtype=torch.int64, device=device),
+        )
+        size = max(1, self.pass_tokens // len(prompts))
+        hidden = torch.empty(0)
+        for start in range(0, longest, size):
+            part = slice(start, start + size)
+            batch, hidden = self.extend(batch, ids[:, part].to(device), valid=valid[:, part].to(device))
+        if not decoded:
+            bank.hand_over()
+        return batch, hidden[:, -1]
+
+    def extend(
+        self,
+        batch: Batch,
+        tokens: Int64[Tensor, "rows time"],
+        *,
+        valid: Bool[Tensor, "rows time"] | None = None,
+    ) -> tuple[Batch, Float[Tensor, "rows time hidden"]]:
+        """Append tokens to every row.
+
+        Args:
+            batch: The rows; it is of no use afterwards.
+            tokens: What each row reads next.
+            valid: Tokens that count; padding leaves a row as it is. All when absent.
+
+        Returns:
+            The batch, and final hidden states; those of padding mean nothing.
+
+        Rounding: as the policy says, at each store.
+        """
+        if self._report is None:
+            raise RuntimeError("tokens can be appended inside a `running` block only")
+        fresh = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+        mask = torch.cat([batch.mask, fresh], dim=1)
+        positions = (batch.lengths[:, None] + fresh.cumsum(1) - 1).clamp_min(0)
+        self._driver.bank = batch.bank
+        padded = not bool(mask.all())
+        hidden = self.head.hidden(
+            tokens,
+            batch.cache,
+            batch.mask.shape[1],
+            attention_mask=mask if padded else None,
+            positions=positions if padded else None,
+        )
+        self._report.verify()
+        return Batch(bank=batch.bank, cache=batch.cache, mask=mask, lengths=batch.lengths + fresh.sum(1)), hidden
+
+
+class _Switch:
+    """Hands the hooked model to the bank whose rows are in the current pass."""
+
+    def __init__(self) -> None:
+        self.bank: StateBank | None = None
+
+    def advance(
+        self, layer: int, recurrence: Recurrence, inputs: TokenInputs, *, valid: Bool[Tensor, "rows time"] | None = None
+    ) -> Float[Tensor, "rows time heads d_v"]:
+        """Advance the bank of the current pass."""
+        assert self.bank is not None
+        return self.bank.advance(layer, recurrence, inputs, valid=valid)
+
+
+def can_pad(head: OutputHead) -> bool:
+    """Whether prompts of different lengths may share a pass, padded on the left.
+
+    A mixer zeroes padding before its input projection, so that the convolution behind it sees what it sees before the
+    first token of a sequence: nothing. A bias in that projection breaks this, and the padding would leak into the first
+    tokens. Prompts of such models are read in groups of equal length.
+    """
+    for _, mixer in find_mixers(head.model):
+        for name, child in mixer.named_children():
+            biased = any(parameter.endswith("bias") for parameter, _ in child.named_parameters())
+            if isinstance(child, nn.Linear) and biased and name not in ("out_proj", "o_proj"):
+                return False
+    return True
