@@ -101,7 +101,7 @@ def load_model(
         files = weight_files(checkpoint)
         config = _read_config(checkpoint)
         model_class = _model_class(checkpoint, config)
-        tokenizer, reason = _load_tokenizer(checkpoint, trust_remote_code=trust_remote_code, needed=need_tokenizer)
+        tokenizer, reason = load_tokenizer(checkpoint, trust_remote_code=trust_remote_code, needed=need_tokenizer)
         model, ignored = _load_weights(
             checkpoint, model_class, config, wanted_dtype, device_map, allow_unexpected=allow_unexpected
         )
@@ -244,9 +244,17 @@ def _load_weights(
     return model.eval(), tuple(ignored)
 
 
-def _load_tokenizer(
+def load_tokenizer(
     checkpoint: Checkpoint, *, trust_remote_code: bool, needed: bool
 ) -> tuple[PreTrainedTokenizerBase | None, str | None]:
+    """Load the tokenizer of a checkpoint.
+
+    Returns:
+        The tokenizer, or None and the reason why there is none.
+
+    Raises:
+        ConfigError: There is none although it is needed.
+    """
     present = [name for name in _TOKENIZER_FILES if (checkpoint.directory / name).exists()]
     has_code = trust_remote_code and any(checkpoint.directory.glob("tokeniz*.py"))
     reason: str

@@ -41,8 +41,13 @@ class Checkpoint:
     revision: str | None
 
 
-def resolve(source: str, revision: str | None = None) -> Checkpoint:
+def resolve(source: str, revision: str | None = None, *, weights: bool = True) -> Checkpoint:
     """Find the files of `builtin:NAME`, of a local directory, or of a hub repository (downloading what is needed).
+
+    Args:
+        source: What the user called the model.
+        revision: Branch, tag or commit of a hub repository.
+        weights: Download the weights of a hub repository too.
 
     Raises:
         ConfigError: If there is no such model, it cannot be reached, or a revision is asked of files that have none.
@@ -61,7 +66,7 @@ def resolve(source: str, revision: str | None = None) -> Checkpoint:
         raise ConfigError(f"expected a model directory, got the file {source}; give the directory that holds it")
     if not _HUB_ID.fullmatch(source) or source.startswith("."):
         raise ConfigError(f"model directory {source} does not exist{_near_directories(path)}")
-    return _from_hub(source, revision, path)
+    return _from_hub(source, revision, path, weights=weights)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -82,7 +87,7 @@ def _near_directories(path: Path) -> str:
     return suggestion(path.name, (p.name for p in parent.iterdir() if p.is_dir())) or f" in {parent.resolve()}"
 
 
-def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
+def _from_hub(source: str, revision: str | None, path: Path, *, weights: bool) -> Checkpoint:
     try:
         info = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=_HUB_TIMEOUT_SECONDS)
     except GatedRepoError as error:
@@ -98,7 +103,7 @@ def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
         raise ConfigError(f"the hub did not answer for {source}: {error}; try again later") from error
     except Exception as error:  # no connection: the error types are those of the client's transport
         try:
-            directory = _download(source, revision, local_files_only=True)
+            directory = _download(source, revision, weights=weights, local_files_only=True)
         except OSError:
             raise ConfigError(
                 f"{source} is not a local directory{_near_directories(path) if path.parent.is_dir() else ''}, is not "
@@ -108,7 +113,7 @@ def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
         return Checkpoint(source=source, directory=directory, revision=directory.name)
     check_file_names(source, [s.rfilename for s in info.siblings or []])
     try:
-        directory = _download(source, info.sha)
+        directory = _download(source, info.sha, weights=weights)
     except Exception as error:  # the transport's errors, or those of the disk
         raise ConfigError(
             f"the files of {source} could not be downloaded: {error}; check the connection and the free space"
@@ -116,12 +121,12 @@ def _from_hub(source: str, revision: str | None, path: Path) -> Checkpoint:
     return Checkpoint(source=source, directory=directory, revision=info.sha)
 
 
-def _download(source: str, revision: str | None, *, local_files_only: bool = False) -> Path:
+def _download(source: str, revision: str | None, *, weights: bool, local_files_only: bool = False) -> Path:
     download = cast(Any, huggingface_hub).snapshot_download  # its types are not complete
     directory: str = download(
         source,
         revision=revision,
-        allow_patterns=_FILES,
+        allow_patterns=_FILES if weights else [x for x in _FILES if x != "*.safetensors"],
         # Files in subfolders are other exports of the same weights.
         ignore_patterns=["*/*", "consolidated*"],
         local_files_only=local_files_only,

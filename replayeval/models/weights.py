@@ -26,6 +26,18 @@ def check_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     names = [p.name for p in checkpoint.directory.iterdir()]
     check_file_names(checkpoint.source, names)
+    return check_model_type(checkpoint)
+
+
+def check_model_type(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Read `config.json` and check that its architecture is known here.
+
+    Returns:
+        Its content.
+
+    Raises:
+        ConfigError: If it is not valid, or of a model type that is not supported.
+    """
     config = read_json(checkpoint.directory / "config.json")
     model_type = config.get("model_type")
     supported = supported_model_types()

@@ -1,4 +1,4 @@
-"""Runs on disk: per-token scores, the directory or store that holds them, and where they come from. Never loads torch."""
+"""Runs on disk: per-token scores, the stores that hold them, and where they come from. Never loads torch."""
 
 from replayeval.store.identity import RunIdentity, weights_sha256
 from replayeval.store.manifest import RunManifest

@@ -102,21 +102,21 @@ class Folder:
         base = PurePosixPath(self._fs._strip_protocol(self._root))
         return sorted(str(PurePosixPath(p).relative_to(base)) for p in paths)
 
-    def size(self, name: str) -> int:
-        """Return the length of a file in bytes."""
-        if self.local is not None:
-            return (self.local / name).stat().st_size
-        return int(self._fs.size(self._full(name)))
+    def top(self) -> list[str]:
+        """Return the names of the files and folders that lie directly in it, in order.
 
-    def remove(self, name: str) -> None:
-        """Remove a file; one that is gone already is no error."""
+        Raises:
+            StoreError: It is a file, or cannot be read.
+        """
         try:
             if self.local is not None:
-                (self.local / name).unlink()
-            else:
-                self._fs.rm_file(self._full(name))
+                return sorted(entry.name for entry in self.local.iterdir())
+            paths = cast(list[str], self._fs.ls(self._root, detail=False))
         except FileNotFoundError:
-            pass
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot read {self.show()}: {error.strerror or error}; choose another place") from error
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def lock(self, below: str) -> IO[str] | None:
         """Keep other processes from writing to a folder until the returned file is closed.

@@ -1,0 +1,305 @@
+"""The real measurer: models from the hub or from disk, texts as documents, one loaded model per worker."""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import replayssm
+from replayeval.errors import ConfigError, ReplayEvalError, StoreError
+from replayeval.report.text import printable
+from replayeval.store.identity import fingerprint
+from replayeval.store.parquet import numbers_sha256, scores_to_parquet
+from replayeval.store.provenance import provenance
+from replayeval.sweep.grid import Cell, KLCell, TaskCell
+from replayeval.sweep.jobs import Advanced, Answer, Job, KLJob, ModelPin, PreparedCell, TaskJob, Worker
+from replayeval.sweep.plan import ModelEntry
+from replayssm.policy import MAX_WINDOW, REFERENCE, Policy
+
+_PROBE_TOKENS = max(256, 2 * MAX_WINDOW)
+"""No self-check reads more of the first document than this."""
+
+
+class LiveMeasurer:
+    """Pins models and texts where the sweep is started, and makes workers that load and measure them."""
+
+    def prepare(self, cells: Sequence[Cell]) -> list[PreparedCell]:
+        """Pin models and texts; each model's tokenizer and each text are read once.
+
+        Raises:
+            ConfigError: Naming every cell that cannot be measured.
+        """
+        pins: dict[tuple[Any, ...], Any] = {}
+        texts: dict[tuple[Any, ...], Any] = {}
+        offences: list[str] = []
+        prepared: list[PreparedCell] = []
+        for cell in cells:
+            try:
+                pinned = _once(pins, _model_key(cell.model), lambda m=cell.model: _pin(m))
+                pin = ModelPin(revision=pinned.revision, weights_sha256=pinned.weights_sha256)
+                if isinstance(cell, TaskCell):
+                    prepared.append(PreparedCell(cell=cell, jobs=(task_job(cell, pin),)))
+                    continue
+                key = (*_model_key(cell.model), cell.data, cell.docs, cell.lengths, cell.prefill, cell.seed)
+                documents = _once(texts, key, lambda c=cell, p=pinned: _documents(c, p.tokenizer))
+                prepared.append(PreparedCell(cell=cell, jobs=kl_jobs(cell, pin, documents)))
+            except ReplayEvalError as error:
+                offences.append(str(error))
+        if offences:
+            raise ConfigError("\n  - ".join(["the plan cannot be measured here:", *dict.fromkeys(offences)]))
+        return prepared
+
+    def worker(self) -> Worker:
+        """Return a worker without a model; it loads one with its first unit."""
+        return LiveWorker()
+
+
+def kl_jobs(cell: KLCell, pin: ModelPin, documents: Sequence[Any]) -> tuple[KLJob, ...]:
+    """Return the units of a cell: one for each document.
+
+    Args:
+        cell: The cell.
+        pin: The weights.
+        documents: Its documents, of `replayeval.data.Document`, each with the tokens that are read and one more.
+    """
+    first = documents[0].token_ids
+    common = {
+        "kind": "kl",
+        "model": pin.identity(cell.model.id),
+        "dtype": cell.model.dtype,
+        "reference": str(REFERENCE),
+        "arms": list(cell.arms),
+        "prefill_tokens": cell.prefill,
+        "seed": cell.seed,
+        "engine": cell.engine,
+        "numerics": replayssm.NUMERICS_VERSION,
+    }
+    jobs: list[KLJob] = []
+    for index, document in enumerate(documents):
+        read = min(len(document), cell.tokens)
+        identity = common | {"document": {"index": index, "id": document.doc_id, "read_tokens": read}}
+        jobs.append(
+            KLJob(
+                key=fingerprint(identity),
+                identity=identity,
+                cell=cell,
+                pin=pin,
+                doc_index=index,
+                doc_id=document.doc_id,
+                tokens=document.token_ids,
+                read_tokens=read,
+                probe=first[: _PROBE_TOKENS + 1],
+                probe_read=min(len(first), cell.tokens, _PROBE_TOKENS),
+            )
+        )
+    return tuple(jobs)
+
+
+def task_job(cell: TaskCell, pin: ModelPin) -> TaskJob:
+    """Return the unit of a cell of a task."""
+    identity = {
+        "kind": "tasks",
+        "model": pin.identity(cell.model.id),
+        "dtype": cell.model.dtype,
+        "reference": str(REFERENCE),
+        "arms": list(cell.arms),
+        "task": cell.task,
+        "limit": cell.limit,
+        "seed": cell.seed,
+        "window": cell.window,
+        "options": dict(cell.options),
+        "numerics": replayssm.NUMERICS_VERSION,
+    }
+    return TaskJob(key=fingerprint(identity), identity=identity, cell=cell, pin=pin)
+
+
+class LiveWorker:
+    """Holds one model at a time; units that follow each other on the same model find it loaded."""
+
+    def __init__(self) -> None:
+        """Load nothing yet."""
+        self._subject: Any = None
+        self._loaded: tuple[Any, ...] | None = None
+        self._checked: dict[str, list[dict[str, Any]]] = {}
+        self._provenance: dict[str, Any] | None = None
+
+    def run(self, job: Job, advanced: Advanced) -> Answer:
+        """Work on one unit.
+
+        Raises:
+            ReplayEvalError: It cannot be done; so with the other units of its cell.
+        """
+        if isinstance(job, TaskJob):
+            self._unload()
+            return _measure_task(job)
+        return self._measure_kl(job, advanced)
+
+    def _measure_kl(self, job: KLJob, advanced: Advanced) -> Answer:
+        from replayeval.engine.checks import check_floor, control_arm
+        from replayeval.engine.forcing import DocumentTokens, Engine, Forcing, score_document
+        from replayeval.engine.precision import exact_float32
+        from replayeval.subject import bits_per_element, check_formats
+
+        cell = job.cell
+        subject = self._load(job)
+        policies = tuple(Policy.parse(text) for text in cell.arms)
+        check_formats(policies, subject.layers)
+        _check_vocabulary(job, subject.head.vocabulary)
+        forcing = Forcing(
+            arms=policies,
+            engine=Engine(cell.engine),
+            chunk_tokens=cell.chunk,
+            prefill_tokens=cell.prefill,
+            seed=cell.seed,
+        )
+        document = DocumentTokens(
+            index=job.doc_index, doc_id=job.doc_id, tokens=job.tokens, read_tokens=job.read_tokens
+        )
+        with exact_float32():
+            checks = self._checks(job, forcing)
+            scores = score_document(subject.head, document, forcing, progress=advanced)
+            floor = check_floor([scores], control_arm(policies), dtype=subject.head.model.dtype)
+        result = {
+            "checks": [*checks, asdict(floor)],
+            "bits_per_element": {str(p): bits_per_element(p, subject.layers) for p in policies},
+            "model": dict(subject.details),
+            "counters": dict(scores.counters),
+            "chunk": cell.chunk,
+        }
+        return Answer(
+            content_sha256=numbers_sha256(scores),
+            result=result,
+            provenance=self._provenance or {},
+            seconds=scores.counters["seconds"],
+            table=scores_to_parquet(scores, extra_metadata={"unit": job.key}),
+        )
+
+    def _checks(self, job: KLJob, forcing: Any) -> list[dict[str, Any]]:
+        """The self-checks of a cell, made once per worker on the same tokens everywhere."""
+        from replayeval.engine.forcing import DocumentTokens
+        from replayeval.subject import self_checks
+
+        cell = job.cell
+        key = fingerprint({**job.identity, "document": None, "probe": job.probe.tolist(), "chunk": cell.chunk})
+        if key not in self._checked:
+            probe = DocumentTokens(index=0, doc_id="probe", tokens=job.probe, read_tokens=job.probe_read)
+            self._checked[key] = [asdict(c) for c in self_checks(self._subject.head, probe, forcing)]
+        return self._checked[key]
+
+    def _load(self, job: Job) -> Any:
+        from replayeval.subject import device_name, load_subject
+
+        model = job.cell.model
+        wanted = (*_model_key(model), model.dtype, model.device)
+        if self._loaded == wanted:
+            return self._subject
+        self._unload()
+        subject = load_subject(
+            model.id,
+            None,
+            dtype=model.dtype,
+            device=model.device,
+            revision=job.pin.revision,
+            trust_remote_code=model.trust_remote_code,
+        )
+        digest = job.pin.weights_sha256
+        if digest is not None and subject.weights_sha256() != digest:
+            raise StoreError(
+                f"the weights of {printable(model.id)} are not those that the sweep was planned with: expected SHA-256 "
+                f"{digest}, got {subject.weights_sha256()}; give every worker the same files, and plan again if they "
+                "were changed on purpose"
+            )
+        self._subject, self._loaded = subject, wanted
+        self._provenance = _worker_provenance(device_name(subject.head))
+        return subject
+
+    def _unload(self) -> None:
+        if self._subject is None:
+            return
+        self._subject, self._loaded, self._checked = None, None, {}
+        gc.collect()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _worker_provenance(device: str) -> dict[str, Any]:
+    import socket
+
+    import torch
+
+    return provenance(device=device) | {"host": socket.gethostname(), "threads": torch.get_num_threads()}
+
+
+def _check_vocabulary(job: KLJob, vocabulary: int) -> None:
+    largest = int(job.tokens.max())
+    if int(job.tokens.min()) < 0 or largest >= vocabulary:
+        raise ConfigError(
+            f"document {job.doc_index} of {job.cell.label}: expected token ids of 0 to {vocabulary - 1}, got up to "
+            f"{largest}; use ids of this model's tokenizer"
+        )
+
+
+def _model_key(model: ModelEntry) -> tuple[Any, ...]:
+    return model.id, model.revision, model.trust_remote_code
+
+
+def _once(made: dict[tuple[Any, ...], Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Make a thing once; a failure is remembered too, so that it is not waited for again."""
+    if key not in made:
+        try:
+            made[key] = make()
+        except ReplayEvalError as error:
+            made[key] = error
+    if isinstance(made[key], ReplayEvalError):
+        raise made[key]
+    return made[key]
+
+
+def _pin(model: ModelEntry) -> Any:
+    from replayeval.models.pinning import pin_model
+
+    return pin_model(model.id, revision=model.revision, trust_remote_code=model.trust_remote_code)
+
+
+def _documents(cell: KLCell, tokenizer: Any) -> Any:
+    from replayeval.data import load_documents
+
+    return load_documents(
+        cell.data,
+        tokenizer,
+        docs=cell.docs,
+        tokens=cell.tokens + 1,
+        lengths=cell.lengths,
+        prefill_tokens=cell.prefill,
+        seed=cell.seed,
+    )
+
+
+def _measure_task(job: TaskJob) -> Answer:
+    from importlib import import_module
+
+    measure_tasks = cast(Callable[..., Any], import_module("replayeval.tasks").measure_tasks)
+    cell = job.cell
+    report = measure_tasks(
+        cell.model.id,
+        tasks=[cell.task],
+        arms=list(cell.arms),
+        window=cell.window,
+        seed=cell.seed,
+        limit=cell.limit,
+        revision=job.pin.revision,
+        dtype=cell.model.dtype,
+        device=cell.model.device,
+        trust_remote_code=cell.model.trust_remote_code,
+        **cell.options,
+    )
+    values = cast(Mapping[str, Any], report.model_dump(mode="json"))
+    numbers = {name: value for name, value in values.items() if name not in ("timing", "provenance")}
+    return Answer(
+        content_sha256=fingerprint(numbers),
+        result={"report": dict(values)},
+        provenance=dict(values["provenance"]),
+        seconds=float(values["timing"]["seconds"]),
+    )
