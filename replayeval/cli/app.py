@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replayeval.cli import bench, doctor, formats, gate, kl, models
+from replayeval.cli import bench, doctor, formats, gate, kl, models, report
 from replayeval.cli.session import PROGRAM, Session, complain, hush_libraries
 from replayeval.errors import ReplayEvalError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("kl", epilog=kl.EXAMPLES)(kl.run)
+app.command("report", epilog=report.EXAMPLES)(report.run)
 app.command("gate", epilog=gate.EXAMPLES)(gate.run)
 app.command("formats", epilog=formats.EXAMPLES)(formats.run)
 app.command("models", epilog=models.EXAMPLES)(models.run)

@@ -62,8 +62,6 @@ def run(
     asked = limits(
         max_kl=max_kl, min_top1=min_top1, max_nll_delta=max_nll_delta, max_drop=max_drop, at=at, min_docs=min_docs
     )
-    if asked is None:
-        raise ConfigError("expected a limit: --max-kl, --min-top1, --max-nll-delta or --max-drop; got none.")
     junit = None if junit is None else values.output_file(junit, option="--junit")
     badge = None if badge is None else values.output_file(badge, option="--badge")
     json_target = values.json_target(json)
@@ -84,11 +82,12 @@ def limits(
     max_drop: str | None,
     at: str | None,
     min_docs: str,
-) -> "Limits | None":
-    """Return the limits that options name, or None where they name none.
+    required: bool = True,
+) -> "Limits":
+    """Return the limits that options name.
 
     Raises:
-        ConfigError: One of them is no number within its bounds.
+        ConfigError: One of them is no number within its bounds, or there is none although one is required.
     """
     numbers: dict[str, Any] = {
         "max_kl": number(max_kl, option="--max-kl", above=0.0),
@@ -98,10 +97,8 @@ def limits(
     }
     length = None if at is None else values.tokens(at, option="--at")
     fewest = values.integer(min_docs, option="--min-docs", least=1)
-    if all(value is None for value in numbers.values()):
-        if at is not None:
-            raise ConfigError("--at: expected a limit to judge there, such as --max-kl 1e-3; got none.")
-        return None
+    if required and all(value is None for value in numbers.values()):
+        raise ConfigError("expected a limit: --max-kl, --min-top1, --max-nll-delta or --max-drop; got none.")
 
     from replayeval.report.gate import Limits
 

@@ -54,7 +54,7 @@ def test_a_run_directory_is_judged_from_its_tokens(tmp_path: Path, capsys: Captu
     ("words", "said"),
     [
         ([], "expected a limit"),
-        (["--at", "8K"], "expected a limit to judge there"),
+        (["--at", "8K"], "expected a limit"),
         (["--max-kl", "small"], "--max-kl: expected a number above 0, got 'small'"),
         (["--max-kl", "nan"], "--max-kl: expected a number above 0"),
         (["--min-top1", "99.5"], "--min-top1: expected a number above 0 and of at most 1, got '99.5'"),
