@@ -4,6 +4,7 @@ Triton is imported on first use, so that everything else works without it.
 """
 
 import importlib
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,21 +28,42 @@ def is_interpreted() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, **constants: Any) -> None:
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, fused: bool = False, **constants: Any
+) -> None:
     """Launch a kernel on the current device.
 
-    Products are never fused with sums: a payload times its scale is rounded to float32 before anything is added to it,
-    and the same source gives the same bits in every kernel.
+    Unless `fused`, products are never fused with sums: a payload times its scale is rounded to float32 before anything
+    is added to it, and the same source gives the same bits in every kernel.
 
     Args:
         kernel: A `triton.jit` function.
         grid: Programs per axis.
         *arguments: Tensors and numbers.
         num_warps: Warps per program.
+        fused: Let the compiler fuse products with sums, in a kernel where no stored value depends on it.
         **constants: Compile-time arguments and launch options.
     """
-    if 0 not in grid:
-        kernel[grid](*arguments, num_warps=num_warps, enable_fp_fusion=False, **constants)
+    if 0 in grid:
+        return
+    if is_interpreted():
+        _mend_interpreter()
+    first = next(a for a in arguments if isinstance(a, torch.Tensor))
+    with torch.cuda.device_of(first):
+        kernel[grid](*arguments, num_warps=num_warps, enable_fp_fusion=fused, **constants)
+
+
+@cache
+def _mend_interpreter() -> None:
+    """Let the interpreter of Triton 3.6 read loop bounds: it keeps them in arrays that NumPy 2.4 calls no numbers."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang_tensor
+
+    def mended(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = mended
 
 
 def _triton() -> Any:
