@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replayeval.cli import bench, doctor, formats, gate, kl, models, report
+from replayeval.cli import bench, doctor, formats, gate, kl, lm_eval, models, report
 from replayeval.cli.session import PROGRAM, Session, complain, hush_libraries
 from replayeval.errors import ReplayEvalError
 
@@ -28,6 +28,9 @@ app = typer.Typer(
 app.command("kl", epilog=kl.EXAMPLES)(kl.run)
 app.command("report", epilog=report.EXAMPLES)(report.run)
 app.command("gate", epilog=gate.EXAMPLES)(gate.run)
+app.command("lm-eval", epilog=lm_eval.EXAMPLES, context_settings=lm_eval.PASS_THROUGH, add_help_option=False)(
+    lm_eval.run
+)
 app.command("formats", epilog=formats.EXAMPLES)(formats.run)
 app.command("models", epilog=models.EXAMPLES)(models.run)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.run)
