@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -73,9 +74,7 @@ class DocumentResampler:
             raise ValueError(
                 f"resampling documents takes at least 2, got {documents}; resample blocks of tokens instead"
             )
-        generator = np.random.default_rng([seed, _DOCUMENT_STREAM, documents])
-        even = np.full(documents, 1.0 / documents)
-        self._counts = generator.multinomial(documents, even, size=resamples).astype(np.float64)
+        self._counts = _document_counts(documents, seed, resamples)
 
     @property
     def units(self) -> int:
@@ -93,6 +92,16 @@ class DocumentResampler:
         sums = np.array([values.sum() for values in series], dtype=np.float64)
         total = float(sums.sum())
         return Totals(observed=total, replicates=self._counts @ sums, leave_one_out=total - sums)
+
+
+# Every length of every cell of a sweep asks for the same draws, and drawing takes longer than using them.
+@lru_cache(maxsize=4)
+def _document_counts(documents: int, seed: int, resamples: int) -> Float64[Array[np.float64], "resamples documents"]:
+    generator = np.random.default_rng([seed, _DOCUMENT_STREAM, documents])
+    even = np.full(documents, 1.0 / documents)
+    counts = generator.multinomial(documents, even, size=resamples).astype(np.float64)
+    counts.flags.writeable = False
+    return counts
 
 
 class BlockResampler:

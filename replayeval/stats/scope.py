@@ -135,7 +135,9 @@ class Scope:
 
     def totals(self, series: Sequence[Series]) -> Totals:
         """Return the total of a quantity, observed and resampled."""
-        return self._resampler.totals([np.nan_to_num(values, nan=0.0) for values in series])
+        # Copying is what costs here, with many short documents; most have nothing to replace.
+        known = [values if np.isfinite(values).all() else np.nan_to_num(values, nan=0.0) for values in series]
+        return self._resampler.totals(known)
 
     def mean(
         self, series: Sequence[Series], value: str, interval: str | None, undefined: dict[str, str]

@@ -136,7 +136,8 @@ class LiveWorker:
 
     def _measure_kl(self, job: KLJob, advanced: Advanced) -> Answer:
         from replayeval.engine.checks import check_floor, control_arm
-        from replayeval.engine.forcing import DocumentTokens, Engine, Forcing, score_document
+        from replayeval.engine.fitting import Fitting
+        from replayeval.engine.forcing import DocumentTokens, Engine, Forcing
         from replayeval.engine.precision import exact_float32
         from replayeval.subject import bits_per_element, check_formats
 
@@ -157,7 +158,7 @@ class LiveWorker:
         )
         with exact_float32():
             checks = self._checks(job, forcing)
-            scores = score_document(subject.head, document, forcing, progress=advanced)
+            scores = Fitting().score(subject.head, document, forcing, progress=advanced)
             floor = check_floor([scores], control_arm(policies), dtype=subject.head.model.dtype)
         result = {
             "checks": [*checks, asdict(floor)],
