@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replayeval.cli import bench, doctor, formats, gate, kl, lm_eval, models, report
+from replayeval.cli import bench, doctor, formats, gate, kl, lm_eval, models, nightly, report
 from replayeval.cli.session import PROGRAM, Session, complain, hush_libraries
 from replayeval.errors import ReplayEvalError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("kl", epilog=kl.EXAMPLES)(kl.run)
 app.command("report", epilog=report.EXAMPLES)(report.run)
+app.command("nightly", epilog=nightly.EXAMPLES)(nightly.run)
 app.command("gate", epilog=gate.EXAMPLES)(gate.run)
 app.command("lm-eval", epilog=lm_eval.EXAMPLES, context_settings=lm_eval.PASS_THROUGH, add_help_option=False)(
     lm_eval.run

@@ -1,6 +1,7 @@
 """From the RUN arguments of `report` and `gate` to records: JSON files, run directories and sweep runs."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
@@ -12,6 +13,9 @@ from replayeval.errors import ConfigError
 
 if TYPE_CHECKING:
     from replayeval.report.cells import Source
+
+MOST_DRIFTS = 50
+"""Cells of a sweep whose drift is computed from their tokens; the octaves of the others are in their records."""
 
 Runs: TypeAlias = Annotated[
     list[Path],
@@ -31,7 +35,8 @@ def load_sources(paths: Sequence[Path]) -> "list[Source]":
     found: list[Source] = []
     for path in paths:
         found += _from_directory(path) if path.is_dir() else [_from_file(path)]
-    repeated = {source.where for source in found if sum(other.where == source.where for other in found) > 1}
+    counts = Counter(source.where for source in found)
+    repeated = {where for where, count in counts.items() if count > 1}
     if repeated:
         raise ConfigError(f"expected each run once, got {values.shown(sorted(repeated)[0])} more than once.")
     return found
@@ -67,6 +72,7 @@ def _from_file(path: Path) -> "Source":
 def _from_directory(path: Path) -> "list[Source]":
     from replayeval.report.from_run import kl_source
     from replayeval.store.manifest import MANIFEST, SCHEMA
+    from replayeval.store.sweeps import RUN_SCHEMA, STORE
 
     manifest = path / MANIFEST
     try:
@@ -75,7 +81,30 @@ def _from_directory(path: Path) -> "list[Source]":
         schema = None
     if schema == SCHEMA:
         return [kl_source(path)]
+    if schema == RUN_SCHEMA or (path / STORE).is_file():
+        return _from_sweep(path)
     raise ConfigError(
         f"{values.shown(path)} is no run: expected a directory of `kl --out` or `sweep`, with a {MANIFEST} inside. "
         "Give one of these, or a record written by `--json`."
     )
+
+
+def _from_sweep(path: Path) -> "list[Source]":
+    from replayeval.report.cells import Source
+    from replayeval.report.drift import drift_by_arm
+    from replayeval.report.text import printable
+    from replayeval.sweep.collect import cells
+
+    found: list[Source] = []
+    for result in cells(path):
+        settings = result.cell.settings
+        drift = None
+        if result.scores and len(found) < MOST_DRIFTS:
+            drift = drift_by_arm(result.scores, longest=settings["lengths"][-1], seed=settings["seed"])
+        where = printable(f"{path}: {result.cell.label}")
+        if any(source.where == where for source in found):
+            where = f"{where} ({len(found) + 1})"
+        found.append(Source(report=result.report, where=where, drift=drift))
+    if not found:
+        raise ConfigError(f"{values.shown(path)} holds no finished unit yet; go on with the sweep through --resume.")
+    return found

@@ -14,9 +14,17 @@ MOST_RECORDS = 100
 """Records with a table of their own; the CSV files hold all."""
 
 
-def report_markdown(sources: Sequence[Source], verdict: GateReport, *, title: str) -> str:
-    """Return the verdict, a table per record, and what made each."""
-    return "\n".join(_lines(sources, verdict, title)) + "\n"
+def report_markdown(sources: Sequence[Source], verdict: GateReport, *, title: str, section: str = "") -> str:
+    """Return the verdict, a table per record, and what made each.
+
+    Args:
+        sources: The records.
+        verdict: What the gate says about them.
+        title: Title of the document.
+        section: Markdown that stands between the title and the verdict.
+    """
+    first = [f"# {escaped(title)}", "", *([section, ""] if section else [])]
+    return "\n".join([*first, *_lines(sources, verdict)]) + "\n"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -33,8 +41,8 @@ def escaped(text: str) -> str:
     return "".join(f"\\{character}" if character in "\\`*_[]|#~$!" else character for character in text)
 
 
-def _lines(sources: Sequence[Source], verdict: GateReport, title: str) -> Iterator[str]:
-    yield from (f"# {escaped(title)}", "", escaped(limits_text(verdict.limits)), "")
+def _lines(sources: Sequence[Source], verdict: GateReport) -> Iterator[str]:
+    yield from (escaped(limits_text(verdict.limits)), "")
     for check in verdict.failed_self_checks:
         yield from (f"**Self-check failed** in {escaped(check.source)}: {escaped(check.name)}.", "")
     for model in verdict_tables(verdict, most_rows=MOST_RECORDS):

@@ -26,6 +26,7 @@ def write_report(
     *,
     title: str = "Accuracy of state policies",
     footer: str = "",
+    markdown: str = "",
     **page: Any,
 ) -> Path:
     """Write a report into a directory and return the path of its page.
@@ -38,6 +39,7 @@ def write_report(
         verdict: What the gate says about them.
         title: Title of the report.
         footer: Last line of the page.
+        markdown: Section after the title of the Markdown document.
         page: Further arguments of `report_html`.
 
     Raises:
@@ -60,7 +62,7 @@ def write_report(
             else:
                 folder.write(name, text.encode())
         folder.write("verdict.json", (verdict.to_json() + "\n").encode())
-        folder.write("report.md", report_markdown(sources, verdict, title=title).encode())
+        folder.write("report.md", report_markdown(sources, verdict, title=title, section=markdown).encode())
         _write_figures(out, sources)
         html = report_html(sources, verdict, title=title, footer=footer, **page)
         folder.write(PAGE, html.encode())

@@ -259,6 +259,27 @@
         yaxis: { title: { text: "accuracy minus reference (pp)" } }, shapes: [zero.shape] }) };
     },
   };
+  const groups = [...new Set(data.trends.map(t => t.group))];
+  const trendSelect = document.getElementById("trend-group");
+  drawers.trend = () => {
+    if (!trendSelect) return { traces: [], empty: "" };
+    const group = groups[Number(trendSelect.value) || 0], curves = shown(data.trends.filter(t => t.group === group));
+    const nights = [...new Set(data.trends.flatMap(t => t.points.map(p => p[0])))].sort();
+    const log = curves.some(t => t.log), traces = [];
+    let low = Infinity, high = -Infinity;
+    for (const curve of curves) {
+      const points = curve.points.filter(p => !log || p[1] > 0), ink = colour(curve);
+      for (const p of points) { low = Math.min(low, p[1]); high = Math.max(high, p[1]); }
+      traces.push({ x: points.map(p => p[0]), y: points.map(p => p[1]), mode: "lines+markers", line: { color: ink, width: curve.kind ? 3 : 1.5, dash: dash(curve) },
+        marker: { color: ink, size: curve.kind ? 9 : 6, symbol: SYMBOLS[curve.sharing] }, hoverinfo: "text",
+        hovertext: points.map(p => `<b>${plain(curve.policy)}</b>${curve.kind ? ` (${curve.kind})` : ""}<br>${p[0]}<br>${plain(group)}<br>${p[1].toPrecision(3)}`) });
+    }
+    const step = Math.ceil(nights.length / 8), kept = nights.filter((_, i) => (nights.length - 1 - i) % step === 0);
+    return { traces, empty: "no series has a night behind it", layout: layout({
+      xaxis: { type: "category", categoryorder: "array", categoryarray: nights, tickvals: kept, ticktext: kept.map(n => n.slice(5, 10)), title: { text: "night" } },
+      yaxis: log ? logAxis("mean over documents", low, high) : { title: { text: "mean over documents" } } }),
+      note: "Thick lines changed tonight or are still changed." };
+  };
   const NEEDS_CELL = new Set(["kl", "top1", "nll", "drift", "window", "ratio", "pareto"]);
 
   function draw(name) {
@@ -317,6 +338,10 @@
   modelSelect.addEventListener("change", () => { state.model = Number(modelSelect.value); state.cell = 0; redraw(); });
   cellSelect.addEventListener("change", () => { state.cell = Number(cellSelect.value); redraw(); });
   lengthSelect.addEventListener("change", () => { state.length = cell().lengths[Number(lengthSelect.value)][0]; redraw(); });
+  if (trendSelect) {
+    options(trendSelect, groups, 0);
+    trendSelect.addEventListener("change", () => draw("trend"));
+  }
   redraw = () => {
     choose(); legend();
     return Promise.all(Object.keys(drawers).map(draw)).then(() => { root.dataset.ready = "true"; });

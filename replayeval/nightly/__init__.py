@@ -1,0 +1,1 @@
+"""A plan run every night, compared with the nights before."""
