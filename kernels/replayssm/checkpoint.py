@@ -15,6 +15,7 @@ from replayssm.lanes import Lanes, RandomBits, lane_index, store_lanes
 from replayssm.mamba2.window import Mamba2Window
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Bools, Cursors, Ints, Schedule, Slab
+from replayssm.triton_walk import TritonWalk, one_step
 from replayssm.window import Window, pick, repeat_lanes
 
 WINDOW_FORMS: dict[Recurrence, type[Mamba2Window] | type[DeltaWindow]] = {
@@ -54,13 +55,21 @@ class Checkpoint:
     """
 
     def __init__(
-        self, *, layer: int, recurrence: Recurrence, lanes: Lanes, first: TokenInputs, bits: RandomBits
+        self,
+        *,
+        layer: int,
+        recurrence: Recurrence,
+        lanes: Lanes,
+        first: TokenInputs,
+        bits: RandomBits,
+        triton: TritonWalk | None = None,
     ) -> None:
         self.stores = 0
         self._layer = layer
         self._recurrence = recurrence
         self._lanes = lanes
         self._bits = bits
+        self._triton = triton
         self._states = first.value.new_zeros(len(lanes.rows), *first.state_shape)
         self._residuals: Tensor | None = None
         self._records: TokenInputs | None = None
@@ -101,6 +110,9 @@ class Checkpoint:
         spare = tokens.rows * tokens.time
         outputs = inputs.value.new_zeros(spare + 1, heads, d_v)
         for slab in schedule.slabs:
+            if self._triton is not None:
+                self._launch(self._triton, tokens, slab, outputs, observer)
+                continue
             index = torch.as_tensor(slab.index, device=outputs.device)
             read = self._walk(tokens.take(index, padded=slab.padded), slab, observer)
             target = index.masked_fill(index < 0, spare) if slab.padded else index
@@ -110,6 +122,36 @@ class Checkpoint:
         kept = bool(schedule.buffer.size)
         self._records = tokens.take(buffer, padded=bool((schedule.buffer < 0).any())) if kept else None
         return outputs[:-1].view(tokens.rows, tokens.time, heads, d_v)[:, tokens.time - inputs.time :]
+
+    def _launch(
+        self, triton: TritonWalk, tokens: TokenInputs, slab: Slab, outputs: Tensor, observer: StoreObserver | None
+    ) -> None:
+        """Walk the windows of a slab with kernels: all at once, or step by step where somebody watches the stores."""
+        parts = [slab] if observer is None else [one_step(slab, step) for step in range(len(slab.index))]
+        for part in parts:
+            triton.walk(
+                self._states,
+                self._lanes,
+                layer=self._layer,
+                recurrence=self._recurrence,
+                tokens=tokens,
+                slab=part,
+                outputs=outputs,
+            )
+            copies = np.bincount(self._lanes.rows, minlength=self._lanes.of_rows)
+            self.stores += int((part.complete * copies[part.rows]).sum())
+            if observer is not None and part.complete.any():
+                lanes, chosen = self._lanes.subset(part.rows)
+                done = part.complete[0][lanes.rows]
+                observer(
+                    StoreEvent(
+                        layer=self._layer,
+                        rows=part.rows[lanes.rows[done]],
+                        copies=lanes.copies[done],
+                        tokens=part.store_tokens[0][lanes.rows[done]],
+                        states=self._states[torch.as_tensor(chosen[done], device=self._states.device)],
+                    )
+                )
 
     def _walk(
         self, inputs: TokenInputs, slab: Slab, observer: StoreObserver | None

@@ -4,6 +4,7 @@ Triton is imported on first use, so that everything else works without it.
 """
 
 import importlib
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -55,15 +56,38 @@ def launch(
 
 @cache
 def _mend_interpreter() -> None:
-    """Let the interpreter of Triton 3.6 read loop bounds: it keeps them in arrays that NumPy 2.4 calls no numbers."""
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    patch = interpreter._patch_lang_tensor
+    """Work around two faults of the interpreter of Triton 3.6.
 
-    def mended(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    It keeps loop bounds in arrays that NumPy 2.4 does not take for numbers. And each call of a device function patches
+    `triton.language` once more, on top of the patches of the launch, so that a kernel grows slower with every call.
+    """
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    core = importlib.import_module("triton.language.core")
+    builder = interpreter.interpreter_builder
+    patch_tensor, patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
 
-    interpreter._patch_lang_tensor = mended
+    def index(tensor: Any) -> int:
+        return int(tensor.handle.data.item())
+
+    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", index)
+
+    def patch_once(function: Any) -> Any:
+        scope = patch_language(function)
+        # Triton's own device functions reach the language through its core.
+        interpreter._patch_builtin(core, builder, scope)
+        interpreter._patch_lang_core(core, scope)
+        return scope
+
+    def call(function: Any, *arguments: Any, **constants: Any) -> Any:
+        return function.rewrite()(*arguments, **constants)
+
+    # Compiled code does not check integers for overflow either.
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_lang_tensor = patch_tensor_and_index
+    interpreter._patch_lang = patch_once
+    interpreter.InterpretedFunction.__call__ = call
 
 
 def _triton() -> Any:

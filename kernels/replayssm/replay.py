@@ -7,11 +7,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from replayssm.backend import Backend, Execution
 from replayssm.checkpoint import Checkpoint, StoreObserver
 from replayssm.lanes import Lanes, RandomBits
+from replayssm.launch import triton_problem
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Schedule, plan
+from replayssm.triton_walk import PIECE_TOKENS, TritonWalk, check_supported
 
 _SLAB_ELEMENTS = 2**26
 _REMEMBERED_PLANS = 4
@@ -28,6 +31,8 @@ class StateBank:
         merge_lossless: Walk conventional float32 rows in windows, which is exact up to the order of sums. The
             step-by-step oracle switches this off.
         observer: Called after each store with what was stored.
+        execution: What walks the windows. Backend triton needs a CUDA device, float32 tokens and formats that its
+            kernels store; the hand-over at the end of a prompt is PyTorch in either.
 
     Raises:
         ValueError: When policies and sequences differ in number, or there are none.
@@ -44,6 +49,7 @@ class StateBank:
         prompt: bool = False,
         merge_lossless: bool = True,
         observer: StoreObserver | None = None,
+        execution: Execution | None = None,
     ) -> None:
         if not policies or len(policies) != len(sequences):
             raise ValueError(
@@ -56,6 +62,10 @@ class StateBank:
         self._prompt = prompt
         self._merge_lossless = merge_lossless
         self._observer = observer
+        self._execution = Execution() if execution is None else execution
+        self._triton: TritonWalk | None = None
+        if self._execution.backend is Backend.TRITON:
+            self._triton = TritonWalk(seed=seed, sequences=self._sequences, products=self._execution.products)
         self._checkpoints: dict[int, Checkpoint] = {}
         self._lanes: dict[tuple[torch.dtype, bool], Lanes] = {}
         self._plans: dict[tuple[object, ...], Schedule] = {}
@@ -64,6 +74,11 @@ class StateBank:
     def rows(self) -> int:
         """Number of rows."""
         return len(self._policies)
+
+    @property
+    def execution(self) -> Execution:
+        """What walks the windows."""
+        return self._execution
 
     @property
     def checkpoints(self) -> dict[int, Checkpoint]:
@@ -90,7 +105,8 @@ class StateBank:
             Outputs in the dtype of `inputs`.
 
         Raises:
-            ValueError: When shapes or dtypes do not fit, or differ from those of the layer's earlier tokens.
+            ValueError: When shapes or dtypes do not fit, or differ from those of the layer's earlier tokens, or the
+                backend cannot advance such states.
 
         Rounding: at the stores of each row's policy.
         """
@@ -187,6 +203,13 @@ class StateBank:
 
     def _begin(self, layer: int, recurrence: Recurrence, inputs: TokenInputs) -> Checkpoint:
         heads, d_v, d_k = inputs.state_shape
+        if self._triton is not None:
+            problem = triton_problem(inputs.value.device)
+            if problem is not None:
+                raise ValueError(f"layer {layer}: {problem}")
+            if inputs.value.dtype != torch.float32:
+                raise ValueError(f"layer {layer}: backend triton takes float32 tokens, got {inputs.value.dtype}")
+            check_supported(self._policies, heads=heads, d_v=d_v, d_k=d_k)
         bits = self._bits(layer, elements=heads * d_v * d_k, device=inputs.value.device)
         checkpoint = Checkpoint(
             layer=layer,
@@ -194,6 +217,7 @@ class StateBank:
             lanes=self._lanes_for(inputs.value.dtype),
             first=inputs,
             bits=bits,
+            triton=self._triton,
         )
         self._checkpoints[layer] = checkpoint
         return checkpoint
@@ -218,6 +242,9 @@ class StateBank:
         heads, d_v, d_k = inputs.state_shape
         per_token = heads * (4 * d_v + 4 * widest + (4 * d_k if checkpoint.recurrence is Recurrence.KDA else 1))
         per_step = len(lanes.rows) * widest * (per_token + 4 * inputs.key.shape[-2] * d_k)
+        if self._triton is not None:
+            # The kernels keep two squares of PIECE_TOKENS per piece and head.
+            per_step = self.rows * -(-widest // PIECE_TOKENS) * heads * 2 * PIECE_TOKENS**2
         longest = max(1, _SLAB_ELEMENTS // per_step)
         key = (
             checkpoint.cursors.key(),

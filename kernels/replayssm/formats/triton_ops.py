@@ -35,7 +35,6 @@ SCALE_E4M3 = tl.constexpr(3)
 SCALE_E8M0 = tl.constexpr(4)
 
 _INFINITY = tl.constexpr(0x7F800000)
-_NAN = tl.constexpr(float("nan"))
 _SMALLEST_SCALE = tl.constexpr(2.0**-126)
 _SMALLEST_HEAD_SCALE = tl.constexpr(2.0**-117)
 
@@ -45,7 +44,7 @@ def head_scale(head_bits, divisor):
     """The float32 scale of a head, from the bits of its largest magnitude; NaN where that is not finite."""
     largest = head_bits.to(tl.float32, bitcast=True)
     quotient = tl.div_rn(largest, tl.zeros_like(largest) + divisor * 448.0)
-    return tl.where(head_bits >= _INFINITY, _NAN, tl.maximum(quotient, _SMALLEST_HEAD_SCALE))
+    return tl.where(head_bits >= _INFINITY, float("nan"), tl.maximum(quotient, _SMALLEST_HEAD_SCALE))
 
 
 @triton.jit
@@ -82,7 +81,7 @@ def group_scale(largest_bits, of_head, divisor, SCALE):
         else:
             scale = tl.minimum(tl.maximum(scale, 2.0**-9), 448.0)
             scale = round_to_grid(scale, tl.zeros_like(largest_bits).to(tl.uint32), -6, 127, 3, False)
-    return tl.where(lost, _NAN, scale)
+    return tl.where(lost, float("nan"), scale)
 
 
 @triton.jit
@@ -115,7 +114,7 @@ def round_payload(values, scale, words, smallest, largest_exponent, mantissa_bit
     signed = with_sign(rounded, values.to(tl.int32, bitcast=True))
     # Integers have no negative zero.
     signed = tl.where((largest_exponent == 0) & (rounded == 0.0), 0.0, signed)
-    return tl.where(lost, _NAN, signed)
+    return tl.where(lost, float("nan"), signed)
 
 
 @triton.jit
@@ -301,3 +300,42 @@ def load_state(
             scales = codes.to(tl.float32)
         values = values * over_keys(scales, BLOCK_K)
     return tl.where(inside, values, 0.0)
+
+
+@triton.jit
+def store_and_load_tile(
+    values,
+    words,
+    ELEMENT: tl.constexpr,
+    SCALE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    GROUP_KEYS: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """What a tile loads back as after a store, without the detour over bytes.
+
+    Args:
+        values: float32 `[BLOCK_V, BLOCK_K]`, zero beyond the state; the whole head where its scale needs that.
+        words: uint32 like `values`, for STOCHASTIC only.
+        ELEMENT: Element type.
+        SCALE: Scale type.
+        TILE_ROWS: Rows that share a scale.
+        GROUP_KEYS: Keys that share a scale.
+        DIVISOR: See `group_scale`.
+        STOCHASTIC: Whether the words decide the payload.
+
+    Returns:
+        float32 like `values`.
+    """
+    if SCALE == SCALE_NONE:
+        loaded = store_payload(values, tl.full((1, 1), 1.0, tl.float32), words, ELEMENT, STOCHASTIC)
+    else:
+        largest = group_largest(magnitude_bits(values), TILE_ROWS, GROUP_KEYS)
+        of_head = tl.full((1, 1), 1.0, tl.float32)
+        if SCALE == SCALE_E4M3:
+            of_head = of_head * head_scale(tl.max(tl.max(largest, axis=1), axis=0), DIVISOR)
+        stored = group_scale(largest, of_head, DIVISOR, SCALE)
+        effective = over_keys(stored * of_head, values.shape[1])
+        loaded = store_payload(values, effective, words, ELEMENT, STOCHASTIC) * effective
+    return loaded

@@ -1,0 +1,305 @@
+"""The host side of the Triton window kernels: tables of what each row does, and launches."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from replayssm.backend import Products
+from replayssm.formats import Format
+from replayssm.formats.triton_format import TritonFormat, block
+from replayssm.lanes import Lanes
+from replayssm.launch import is_interpreted, launch
+from replayssm.policy import Policy
+from replayssm.records import Recurrence, TokenInputs
+from replayssm.schedule import Ints, Slab
+
+PIECE_TOKENS = 16
+"""Tokens that the kernels take at once: the smallest side of a matrix product."""
+
+_STORES, _WRITES = 1, 2
+_REMEMBERED_TABLES = 64
+_SPLIT_ROWS = 32
+_MODULES = {
+    Recurrence.MAMBA2: "replayssm.mamba2.window_triton",
+    Recurrence.GDN: "replayssm.gdn.window_triton",
+    Recurrence.KDA: "replayssm.kda.window_triton",
+}
+
+
+def check_supported(policies: Sequence[Policy], *, heads: int, d_v: int, d_k: int) -> None:
+    """Refuse policies whose stores the kernels cannot make.
+
+    Raises:
+        ValueError: Naming the first policy and why.
+    """
+    for policy in policies:
+        for fmt in policy.copies:
+            try:
+                TritonFormat.of(fmt, heads=heads, d_v=d_v, d_k=d_k)
+            except ValueError as error:
+                raise ValueError(f"policy {policy}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Rows of a slab that one launch walks, with its tables on the device.
+
+    Attributes:
+        rows: int32 `[rows, 8]`; see `replayssm.triton_window`.
+        pieces: int32 `[rows, longest, 3]`.
+        tokens: int32 `[rows, longest, PIECE_TOKENS]`.
+        formats: Compile-time description of the formats that the table of rows refers to.
+        separate: Whether the rows have a read copy.
+        block_v: Value rows per program.
+    """
+
+    rows: Tensor
+    pieces: Tensor
+    tokens: Tensor
+    formats: tuple[tuple[int | float, ...], ...]
+    separate: bool
+    block_v: int
+
+
+class TritonWalk:
+    """Walks the windows of all rows of a bank.
+
+    Args:
+        seed: Seed of all stochastic rounding, 64 bits.
+        sequences: Which sequence each row reads.
+        products: Operands of the products.
+    """
+
+    def __init__(self, *, seed: int, sequences: Ints, products: Products) -> None:
+        self._seed = seed
+        self._sequences = sequences
+        self._products = {Products.IEEE: 0, Products.TF32: 1, Products.BF16: 3 if is_interpreted() else 2}[products]
+        self._tables: dict[tuple[object, ...], tuple[Slab, Lanes, list[_Group]]] = {}
+
+    def walk(
+        self,
+        states: Float[Tensor, "lanes heads d_v d_k"],
+        lanes: Lanes,
+        *,
+        layer: int,
+        recurrence: Recurrence,
+        tokens: TokenInputs,
+        slab: Slab,
+        outputs: Float[Tensor, "tokens heads d_v"],
+    ) -> None:
+        """Walk the windows of a slab.
+
+        Args:
+            states: What the copies of all rows load back as. Overwritten at the stores.
+            lanes: The lanes of all rows.
+            layer: Index of the layer, for random bits.
+            recurrence: The layer's recurrence.
+            tokens: The tokens that the slab indexes, float32.
+            slab: Which windows.
+            outputs: Receives the outputs of the slab's tokens.
+
+        Rounding: at the end of each complete window, from the working state, after the outputs were read.
+        """
+        heads, d_v, d_k = tokens.state_shape
+        inputs = tokens.map(lambda x: x.contiguous())
+        kernels: Any = importlib.import_module(_MODULES[recurrence])
+        sizes: dict[str, Any] = {
+            "D_K": d_k,
+            "BLOCK_K": block(d_k),
+            "BLOCK_T": PIECE_TOKENS,
+            "PRODUCTS": self._products,
+        }
+        squares = 1 if recurrence is Recurrence.MAMBA2 else 2
+        vectors = [inputs.log_decay] if inputs.beta is None else [inputs.log_decay, inputs.beta]
+        key_heads = inputs.key.shape[-2]
+        for group in self._groups(slab, lanes, (heads, d_v, d_k), states.device):
+            count, longest = group.tokens.shape[:2]
+            scratch = torch.empty(
+                (squares, count * longest, heads, PIECE_TOKENS, PIECE_TOKENS), dtype=torch.float32, device=states.device
+            )
+            launch(
+                kernels.prepare_kernel,
+                (count * longest, heads),
+                inputs.query,
+                inputs.key,
+                *vectors,
+                *scratch,
+                group.tokens,
+                heads,
+                key_heads,
+                **sizes,
+                num_warps=2,
+            )
+            launch(
+                kernels.walk_kernel,
+                (-(-d_v // group.block_v), heads, count),
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                *vectors,
+                *scratch,
+                states,
+                outputs,
+                group.rows,
+                group.pieces,
+                group.tokens,
+                layer,
+                heads,
+                key_heads,
+                d_v,
+                longest,
+                BLOCK_V=group.block_v,
+                FORMATS=group.formats,
+                SEPARATE=group.separate,
+                **sizes,
+                num_warps=warps(group.block_v, block(d_k)),
+            )
+
+    def _groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
+        """The launches of a slab. Layers of one forward pass share slabs, so the tables are kept."""
+        key = (id(slab), id(lanes), shape, device)
+        if key not in self._tables:
+            while len(self._tables) >= _REMEMBERED_TABLES:
+                self._tables.pop(next(iter(self._tables)))
+            # The slab and the lanes are kept too, so that their ids stay theirs.
+            self._tables[key] = (slab, lanes, self._make_groups(slab, lanes, shape, device))
+        return self._tables[key][2]
+
+    def _make_groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
+        heads, d_v, d_k = shape
+        read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
+        members: dict[tuple[int, bool], list[int]] = {}
+        for place, row in enumerate(_integers(slab.rows)):
+            copies = [lanes.formats[row]]
+            if row in read_lanes:
+                copies.append(lanes.formats[read_lanes[row]])
+            known = [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in copies if f is not None]
+            members.setdefault((_block_v(known, d_v), row in read_lanes), []).append(place)
+        return [
+            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), block_v, separate, shape, device)
+            for (block_v, separate), places in members.items()
+        ]
+
+    def _group(
+        self,
+        slab: Slab,
+        lanes: Lanes,
+        read_lanes: dict[int, int],
+        places: Ints,
+        block_v: int,
+        separate: bool,
+        shape: tuple[int, int, int],
+        device: torch.device,
+    ) -> _Group:
+        heads, d_v, d_k = shape
+        order: dict[Format, int] = {}
+
+        def numbered(fmt: Format | None) -> int:
+            return -1 if fmt is None else order.setdefault(fmt, len(order))
+
+        pieces, tokens, counts = piece_tables(slab, places)
+        rows: list[list[int]] = []
+        for row, count in zip(_integers(slab.rows[places]), _integers(counts), strict=True):
+            read = read_lanes.get(row, -1)
+            rows.append(
+                [
+                    row,
+                    read,
+                    numbered(lanes.formats[row]),
+                    numbered(lanes.formats[read]) if read >= 0 else -1,
+                    int(self._sequences[row]),
+                    self._seed & 0xFFFFFFFF,
+                    self._seed >> 32,
+                    count,
+                ]
+            )
+        formats = [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in order]
+        return _Group(
+            rows=_words(np.array(rows, dtype=np.int64), device),
+            pieces=_words(pieces, device),
+            tokens=_words(tokens, device),
+            formats=tuple(_constants(f) for f in formats),
+            separate=separate,
+            block_v=block_v,
+        )
+
+
+def piece_tables(slab: Slab, places: Ints) -> tuple[Ints, Ints, Ints]:
+    """Cut the windows of some rows of a slab into pieces of at most PIECE_TOKENS tokens.
+
+    Args:
+        slab: The windows.
+        places: Which of the slab's rows.
+
+    Returns:
+        `[rows, longest, 3]` tokens, flags and last token of each piece; `[rows, longest, PIECE_TOKENS]` flat index of
+        each token or −1; `[rows]` pieces of each row.
+    """
+    index, lengths = slab.index[:, places], slab.lengths[:, places]
+    complete, last_token = slab.complete[:, places], slab.store_tokens[:, places]
+    steps, rows, width = index.shape
+    per_window = -(-width // PIECE_TOKENS)
+    padded = np.full((steps, rows, per_window * PIECE_TOKENS), -1, dtype=np.int64)
+    padded[:, :, :width] = index
+    number = np.arange(per_window, dtype=np.int64)
+    length: Ints = np.clip(lengths[..., None] - PIECE_TOKENS * number, 0, PIECE_TOKENS)
+    stores = complete[..., None] & (number == (lengths[..., None] - 1) // PIECE_TOKENS)
+    # A later window of the launch overwrites what an earlier one stored, so only the last store goes to memory.
+    writes = stores & (np.cumsum(complete[::-1], axis=0)[::-1] == 1)[..., None]
+    token = np.broadcast_to(last_token[..., None], length.shape)
+    pieces = np.stack([length, stores * _STORES + writes * _WRITES, token], axis=-1)
+
+    def by_row(x: Ints) -> Ints:
+        return x.swapaxes(0, 1).reshape(rows, steps * per_window, *x.shape[3:])
+
+    used = by_row(length) > 0
+    counts = used.sum(axis=1)
+    order = np.argsort(~used, axis=1, kind="stable")[:, : int(counts.max())]
+    chosen = np.take_along_axis(by_row(pieces), order[..., None], axis=1)
+    flat = by_row(padded.reshape(steps, rows, per_window, PIECE_TOKENS))
+    return chosen, np.take_along_axis(flat, order[..., None], axis=1), counts
+
+
+def one_step(slab: Slab, step: int) -> Slab:
+    """A slab of one of the steps of a slab."""
+    part = slice(step, step + 1)
+    return replace(
+        slab,
+        index=slab.index[part],
+        lengths=slab.lengths[part],
+        complete=slab.complete[part],
+        store_tokens=slab.store_tokens[part],
+    )
+
+
+def warps(block_v: int, block_k: int) -> int:
+    """Warps per program: about 32 state elements per thread, which leaves registers for the products."""
+    return max(1, min(16, block_v * block_k // 1024))
+
+
+def _block_v(formats: Sequence[TritonFormat], d_v: int) -> int:
+    """Value rows per program: all of a head where a scale depends on all of them, else as few as a tile has."""
+    if any(f.whole_head for f in formats):
+        return block(d_v)
+    # Heads of 80 rows divide into 5 tiles of 16, and would waste a third of 3 tiles of 32.
+    split = _SPLIT_ROWS if d_v % _SPLIT_ROWS == 0 or d_v % 16 else 16
+    return min(block(d_v), max(split, *(f.tile_rows for f in formats), 1))
+
+
+def _constants(fmt: TritonFormat) -> tuple[int | float, ...]:
+    return int(fmt.element), int(fmt.scale), fmt.tile_rows, fmt.group_keys, float(fmt.divisor), fmt.stochastic
+
+
+def _integers(vector: Ints) -> list[int]:
+    return vector.tolist()
+
+
+def _words(values: Ints, device: torch.device) -> Tensor:
+    """Integers below 2**32 as int32 of the same low bits, on the device."""
+    return torch.as_tensor(values.astype(np.uint32).view(np.int32), device=device)

@@ -1,0 +1,145 @@
+"""Device functions that the window kernels of all recurrences share.
+
+A launch walks *pieces*: runs of at most BLOCK_T tokens of one replay window. Inside a window nothing is rounded, so a
+window longer than BLOCK_T is the same computation as its pieces one after another with the working state between them;
+the store comes after its last piece. Tiles: a state is `[BLOCK_V, BLOCK_K]`, tokens of a piece are `[BLOCK_T, …]`,
+outputs and writes are `[BLOCK_V, BLOCK_T]`, as the products with a state leave them.
+
+Tables (see `replayssm.triton_walk`): `rows_ptr` int32 `[rows, ROW_FIELDS]`, `pieces_ptr` int32
+`[rows, pieces, PIECE_FIELDS]`, `tokens_ptr` int32 `[rows, pieces, BLOCK_T]` with the flat index of each token or −1.
+A row: its recurrence lane, its read lane or −1, the formats of both, sequence, low and high half of the seed, pieces.
+A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence.
+"""
+
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
+
+import triton
+import triton.language as tl
+
+from replayssm.formats.triton_bits import philox_bits
+from replayssm.formats.triton_ops import store_and_load_tile
+
+ROW_FIELDS = tl.constexpr(8)
+PIECE_FIELDS = tl.constexpr(3)
+STORES = tl.constexpr(1)
+WRITES = tl.constexpr(2)
+IEEE = tl.constexpr(0)
+TF32 = tl.constexpr(1)
+BF16_PRODUCTS = tl.constexpr(2)
+BF16_INTERPRETED = tl.constexpr(3)
+
+
+@triton.jit
+def product(a, b, PRODUCTS: tl.constexpr):
+    """`a @ b` with float32 accumulation, operands as PRODUCTS says."""
+    if PRODUCTS == BF16_PRODUCTS:
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    elif PRODUCTS == BF16_INTERPRETED:
+        result = tl.dot(_to_bfloat16(a), _to_bfloat16(b), input_precision="ieee")
+    elif PRODUCTS == TF32:
+        result = tl.dot(a, b, input_precision="tf32")
+    else:
+        result = tl.dot(a, b, input_precision="ieee")
+    return result
+
+
+@triton.jit
+def _to_bfloat16(x):
+    """Operands rounded to bfloat16 but kept as float32, for the interpreter, whose bfloat16 products are wrong."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def decay_between(later, earlier):
+    """`exp(later − earlier)` of cumulated float64 log-decays, in float32."""
+    return tl.exp((later - earlier).to(tl.float32))
+
+
+@triton.jit
+def load_tokens(ptr, tokens, width, columns, mask):
+    """Rows `tokens` of a contiguous `[tokens, width]` array, zero for neutral tokens (−1) and beyond `mask`."""
+    where = tokens.to(tl.int64)[:, None] * width + columns[None, :]
+    return tl.load(ptr + where, mask=(tokens >= 0)[:, None] & mask[None, :], other=0.0)
+
+
+@triton.jit
+def load_vector(ptr, tokens, width, column):
+    """Column `column` of the rows `tokens` of a contiguous `[tokens, width]` array, zero for neutral tokens."""
+    return tl.load(ptr + tokens.to(tl.int64) * width + column, mask=tokens >= 0, other=0.0)
+
+
+@triton.jit
+def state_offsets(lane, head, heads, d_v, v, keys, D_K: tl.constexpr):
+    """Where a tile of one head of one lane is, in a contiguous `[lanes, heads, d_v, d_k]`."""
+    return (lane.to(tl.int64) * heads + head) * d_v * D_K + v[:, None] * D_K + keys[None, :]
+
+
+@triton.jit
+def solve_unit_lower(strict, BLOCK_T: tl.constexpr):
+    """The inverse of `I + strict`, row by row, for a strictly lower triangular `[BLOCK_T, BLOCK_T]`.
+
+    Forward substitution: a product of powers would be faster, but loses digits where keys repeat.
+    """
+    index = tl.arange(0, BLOCK_T)
+    inverse = (index[:, None] == index[None, :]).to(tl.float32)
+    for i in range(1, BLOCK_T):
+        row = tl.sum(tl.where(index[:, None] == i, strict, 0.0), axis=0)
+        known = tl.sum(row[:, None] * inverse, axis=0)
+        inverse = tl.where(index[:, None] == i, inverse - known[None, :], inverse)
+    return inverse
+
+
+@triton.jit
+def store_lane(
+    working,
+    which,
+    row_ptr,
+    layer,
+    token,
+    copy: tl.constexpr,
+    head_rows,
+    D_K: tl.constexpr,
+    FORMATS: tl.constexpr,
+):
+    """Store a working state in the format that its row names and load it back.
+
+    Args:
+        working: float32 `[BLOCK_V, BLOCK_K]`.
+        which: Index in FORMATS, or −1 for a copy that keeps the working state as it is.
+        row_ptr: The row's entry of the table of rows.
+        layer: Index of the layer.
+        token: Index of the last token folded into the state, uint32.
+        copy: Which copy the random bits are for.
+        head_rows: `head * d_v + row` of each row of the tile.
+        D_K: Keys per row.
+        FORMATS: Tuple of `(ELEMENT, SCALE, TILE_ROWS, GROUP_KEYS, DIVISOR, STOCHASTIC)`.
+    """
+    BLOCK_V: tl.constexpr = working.shape[0]
+    BLOCK_K: tl.constexpr = working.shape[1]
+    loaded = working
+    for i in tl.static_range(len(FORMATS)):
+        if which == i:
+            words = tl.zeros((BLOCK_V, BLOCK_K), dtype=tl.uint32)
+            if FORMATS[i][5]:
+                words = philox_bits(
+                    tl.load(row_ptr + 5).to(tl.uint32),
+                    tl.load(row_ptr + 6).to(tl.uint32),
+                    (layer + (copy << 24)).to(tl.uint32),
+                    tl.load(row_ptr + 4).to(tl.uint32),
+                    token,
+                    head_rows,
+                    D_K,
+                    BLOCK_K,
+                )
+            loaded = store_and_load_tile(
+                working,
+                words,
+                FORMATS[i][0],
+                FORMATS[i][1],
+                FORMATS[i][2],
+                FORMATS[i][3],
+                FORMATS[i][4],
+                FORMATS[i][5],
+            )
+    return loaded
