@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import replayssm
 from replayeval.data import Document, default_docs, default_lengths_of, load_documents, make_documents
 from replayeval.engine.checks import Check, check_floor, control_arm
-from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing, score_document
+from replayeval.engine.fitting import Fitting
+from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing
 from replayeval.engine.precision import exact_float32
 from replayeval.errors import ConfigError
 from replayeval.models.head import OutputHead
@@ -170,6 +171,7 @@ def _score(
     total = sum(d.read_tokens for d in documents)
     done = 0
     scores: list[DocumentScores] = []
+    fitting = Fitting()
     for document in documents:
         if run is not None and run.has(document.index):
             scores.append(run.read(document.index))
@@ -185,7 +187,7 @@ def _score(
                 if progress is not None:
                     progress(done, total)
 
-            scores.append(score_document(head, document, forcing, progress=advanced))
+            scores.append(fitting.score(head, document, forcing, progress=advanced))
             if run is not None:
                 run.write(scores[-1])
         # As soon as the control arm fails, hours of further numbers would be worthless.

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from replayeval.engine.memory import peak_memory_bytes
-from replayeval.engine.scoring import TokenScores, score_tokens
+from replayeval.engine.scoring import Scorer, TokenScores, score_tokens
+from replayeval.engine.streaming import score_streaming
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import hooked
@@ -47,6 +48,7 @@ class Forcing:
         chunk_tokens: Tokens per forward pass of the chunked engine; it regroups the same computation.
         prefill_tokens: Tokens at the start of each document that count as prompt.
         seed: Seed of stochastic rounding.
+        scorer: What turns final hidden states into scores.
     """
 
     arms: tuple[Policy, ...]
@@ -54,6 +56,7 @@ class Forcing:
     chunk_tokens: int = DEFAULT_CHUNK
     prefill_tokens: int = 0
     seed: int = 0
+    scorer: Scorer = Scorer.TORCH
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -201,7 +204,11 @@ def score_document(
         skip = max(0, forcing.prefill_tokens - position)
         if skip < hidden.shape[1]:
             wanted = targets[position + skip : position + hidden.shape[1]]
-            scores = score_tokens(head.logits, hidden[:, skip:], wanted)
+            kept = hidden[:, skip:]
+            if forcing.scorer is Scorer.TRITON:
+                scores = score_streaming(head, kept, wanted)
+            else:
+                scores = score_tokens(head.logits, kept, wanted)
             if not bool(scores.reference_finite.all()):
                 raise NumericsError(
                     "expected finite logits of the float32 reference, got NaN or infinity in tokens "
@@ -268,6 +275,7 @@ def _assemble(
             "seconds": seconds,
             "tokens": float(document.read_tokens),
             "rows": float(len(forcing.policies)),
+            "chunk_tokens": float(forcing.tokens_per_pass),
             "peak_memory_bytes": float(peak_memory_bytes()),
         },
     )

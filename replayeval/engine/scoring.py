@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -9,6 +10,17 @@ from torch import Tensor
 
 BLOCK_ELEMENTS = 2**25
 """Logits that are held at a time, over all rows of a block of tokens (256 MiB in float64)."""
+
+
+class Scorer(StrEnum):
+    """What turns final hidden states into scores.
+
+    `torch`: float32 logits block by block, float64 after them. `triton`: the streaming kernel, which keeps no logits.
+    """
+
+    TORCH = "torch"
+    TRITON = "triton"
+
 
 Projection = Callable[[Float[Tensor, "*batch hidden"]], Float[Tensor, "*batch vocabulary"]]
 

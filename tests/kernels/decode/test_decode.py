@@ -1,0 +1,208 @@
+"""Decode kernels in Triton's interpreter, against replaying the inputs of each window in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from replayssm.decode import DecodeToken, Launch, advance, decode_step, default_launch, prepare_step
+from replayssm.policy import Policy
+from replayssm.records import Recurrence
+from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape
+from tests.kernels.decode.support import SLOTS, Case, Fault, layer, run, stored_bytes, token
+
+pytest.importorskip("triton")
+
+# One store after at most 4 tokens: 4 updates of 3 roundings each on an element, and the writes' own errors.
+STATE_LIMIT = 1e-6
+
+FLOAT_CASES = [
+    Case(recurrence="mamba2", policy="shared:fp32@L=3"),
+    Case(recurrence="mamba2", policy="conventional:fp32", d_k=12),
+    Case(recurrence="mamba2", policy="separate:fp16/fp32@L=3", dtype=torch.bfloat16),
+    Case(recurrence="gdn", policy="shared:fp32@L=4", launch=Launch(rows=2, tiles=2, warps=1)),
+    Case(recurrence="gdn", policy="shared:fp32@L=2", strided=True, d_v=8, launch=Launch(rows=8, tiles=1, warps=1)),
+    Case(recurrence="gdn", policy="conventional:fp32", normalise=False, d_k=12),
+    Case(recurrence="gdn", policy="separate:nvfp4/fp32@L=3", dtype=torch.bfloat16),
+    Case(recurrence="kda", policy="shared:fp32@L=3", d_k=12, strided=True),
+    Case(recurrence="kda", policy="separate:fp8/fp32@L=3", key_heads=2),
+]
+
+
+@pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda c: f"{c.recurrence}-{c.policy}")
+def test_outputs_and_float32_states_within_their_bounds(case: Case) -> None:
+    outcome = run(case)
+    assert outcome.output_error <= 1
+    assert outcome.state_error <= STATE_LIMIT
+
+
+LOW = ["shared:fp8", "shared:nvfp4", "shared:mxfp8", "shared:mxfp4", "shared:int8", "shared:fp16", "shared:fp8_e5m2"]
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_outputs_read_through_low_precision_states(policy: str) -> None:
+    # Before the first flush: afterwards a rounding may fall the other way.
+    case = Case(recurrence="gdn", policy=f"{policy}@L=4", d_k=32, steps=((2, 1), (2, -1), (1, 2)))
+    outcome = run(case)
+    assert outcome.output_error <= 1
+
+
+EXACT = [
+    ("mamba2", "shared:nvfp4+sr@L=3"),
+    ("mamba2", "shared:bf16@L=2"),
+    ("mamba2", "separate:mxfp4/fp16+sr@L=2"),
+    ("gdn", "shared:fp8@L=3"),
+    ("gdn", "shared:fp16+sr@L=2"),
+    ("gdn", "separate:nvfp4/int8+sr@L=3"),
+    ("gdn", "conventional:int8+sr"),
+    ("gdn", "shared:fp8[tile=4]+sr@L=2"),
+    ("kda", "shared:mxfp8+sr@L=3"),
+    ("kda", "separate:fp8[head]/bf16+sr@L=2"),
+]
+
+
+@pytest.mark.parametrize(("recurrence", "policy"), EXACT)
+def test_stored_bytes_are_those_of_pack(recurrence: str, policy: str) -> None:
+    """Every update adds one number to an element, so the working state has one value and the bytes have to be equal."""
+    d_v = 4 if "tile" in policy else 5
+    case = Case(
+        recurrence=recurrence, policy=policy, exact=True, heads=1, d_k=32, d_v=d_v, steps=((2, -1), (2, 0), (0, 2))
+    )
+    outcome = run(case, dtype=torch.float32)
+    flushed = 0
+    for slot in range(SLOTS):
+        for number, copy in enumerate(outcome.slots.copies):
+            ours, theirs = copy.packed(slot), outcome.reference.copies[slot][number]
+            for name in ("payload", "scales", "head_scales"):
+                assert torch.equal(getattr(ours, name), getattr(theirs, name)), (slot, number, name)
+            flushed += outcome.cursors.tokens[slot] > 16 and slot == 2
+    assert flushed, "nothing was stored"
+
+
+def cut_writes(slots: DecodeSlots, _: DecodeCursors) -> None:
+    slots.records["write"].copy_(slots.records["write"].to(torch.bfloat16))
+
+
+def cut_keys(slots: DecodeSlots, _: DecodeCursors) -> None:
+    slots.records["key"].copy_(slots.records["key"].to(torch.bfloat16))
+
+
+def no_decay(slots: DecodeSlots, _: DecodeCursors) -> None:
+    slots.records["log_decay"].zero_()
+
+
+def no_norm(slots: DecodeSlots, _: DecodeCursors) -> None:
+    slots.records["norm"].fill_(1.0)
+
+
+def late_flush(_: DecodeSlots, cursors: DecodeCursors) -> None:
+    cursors.records.sub_(1).clamp_min_(0)
+
+
+def cut_state(slots: DecodeSlots, _: DecodeCursors) -> None:
+    slots.copies[0].payload.copy_(slots.copies[0].payload.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "fault"),
+    [
+        ("gdn", cut_writes),
+        ("gdn", cut_keys),
+        ("gdn", no_decay),
+        ("gdn", no_norm),
+        ("gdn", late_flush),
+        ("mamba2", cut_keys),
+        ("mamba2", no_decay),
+        ("kda", no_decay),
+        ("mamba2", cut_state),
+    ],
+)
+def test_planted_faults_are_outside_the_bounds(recurrence: str, fault: Fault) -> None:
+    outcome = run(Case(recurrence=recurrence, policy="shared:fp32@L=3", heads=1), fault=fault)
+    assert outcome.output_error > 1 or outcome.state_error > STATE_LIMIT
+
+
+def test_slots_that_are_not_named_keep_every_byte() -> None:
+    case = Case(recurrence="gdn", policy="separate:nvfp4/fp16@L=2", d_k=32, steps=((2, -1), (2, -1)))
+    before, _ = layer(case, torch.Generator().manual_seed(5))
+    outcome = run(case)
+    for slot in (0, 1, 3):
+        for old, new in zip(stored_bytes(before, slot), stored_bytes(outcome.slots, slot), strict=True):
+            assert torch.equal(old.nan_to_num(-7), new.nan_to_num(-7)) if old.is_floating_point() else old.equal(new)
+    assert outcome.cursors.tokens.tolist() == [3, 14, 17, 92]
+    assert outcome.cursors.records.tolist() == [0, 0, 0, 0]
+
+
+def test_the_cut_of_the_work_changes_nothing() -> None:
+    case = Case(recurrence="gdn", policy="shared:fp32@L=2", heads=1, steps=((2, 0), (2, 0)))
+    whole = run(case)
+    cut = run(replace(case, launch=Launch(rows=2, tiles=1, warps=1)))
+    for a, b in zip(whole.outputs, cut.outputs, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(whole.slots.copies[0].payload, cut.slots.copies[0].payload)
+
+
+def test_cursors_advance_and_wrap_where_a_slot_is_named() -> None:
+    cursors = DecodeCursors(slots=4, device="cpu")
+    cursors.records[:] = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
+    advance(cursors, torch.tensor([3, -1, 1, 2], dtype=torch.int32), window=3, rows_per_program=2)
+    assert cursors.records.tolist() == [2, 1, 2, 0]
+    assert cursors.tokens.tolist() == [0, 1, 1, 1]
+
+
+def on_meta(case: Case, rows: int) -> tuple[DecodeSlots, DecodeCursors, DecodeToken, Tensor, Tensor]:
+    shape = LayerShape(recurrence=Recurrence(case.recurrence), key_heads=1, heads=2, d_k=case.d_k, d_v=case.d_v)
+    slots = DecodeSlots(shape, Policy.parse(case.policy), slots=SLOTS, input_dtype=torch.float32, device="meta")
+    one = token(replace(case, steps=((0,) * rows,)), 0, torch.Generator().manual_seed(0))
+    tensors: dict[str, Any] = {k: None if v is None else v.to("meta") for k, v in vars(one).items()}
+    moved = DecodeToken(**tensors)
+    index = torch.empty(rows, dtype=torch.int32, device="meta")
+    return slots, DecodeCursors(slots=SLOTS, device="meta"), moved, index, torch.empty_like(moved.value)
+
+
+def test_nothing_on_the_device_is_looked_at_before_the_launch() -> None:
+    """Tensors without data can be prepared, so a captured graph depends on addresses and shapes alone."""
+    case = Case(recurrence="kda", policy="separate:nvfp4/fp16+sr@L=4", d_k=32)
+    slots, cursors, one, index, out = on_meta(case, 3)
+    prepared = prepare_step(slots, cursors, one, index, out=out)
+    assert prepared.grid == (3 * 2,)
+    assert set(prepared.arguments) == set(prepared.kernel.arg_names)
+
+
+@pytest.mark.usefixtures("unchecked_annotations")
+def test_launches_and_inputs_that_do_not_fit_are_refused() -> None:
+    case = Case(recurrence="gdn", policy="shared:nvfp4@L=4", d_k=32, d_v=40)
+    slots, cursors, one, index, out = on_meta(case, 2)
+    assert default_launch(slots, 2).rows == 64
+    with pytest.raises(ValueError, match="all 40 rows"):
+        decode_step(slots, cursors, one, index, out=out, launch=Launch(rows=16, tiles=3, warps=4))
+    with pytest.raises(ValueError, match="int32 slots of 2 rows"):
+        decode_step(slots, cursors, one, index.long(), out=out)
+    with pytest.raises(ValueError, match="`beta`"):
+        decode_step(slots, cursors, replace(one, beta=None), index, out=out)
+    with pytest.raises(ValueError, match="dtype of its records"):
+        decode_step(slots, cursors, replace(one, key=one.key.half()), index, out=out)
+    with pytest.raises(ValueError, match="power of two"):
+        plain = on_meta(replace(case, policy="shared:fp32@L=4"), 2)[0]
+        decode_step(plain, cursors, one, index, out=out, launch=Launch(rows=3, tiles=1, warps=1))
+    with pytest.raises(ValueError, match="error-feedback"):
+        on_meta(replace(case, policy="shared:int8[ef=int8]@L=4"), 2)
+    with pytest.raises(ValueError, match="Mamba2Constants"):
+        on_meta(Case(recurrence="mamba2", policy="shared:fp32@L=4"), 2)
+
+
+@pytest.mark.usefixtures("unchecked_annotations")
+def test_shapes_that_no_layer_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of the key heads"):
+        LayerShape(recurrence=Recurrence.GDN, key_heads=2, heads=3, d_k=16, d_v=16)
+
+
+def test_bytes_of_the_slots_are_counted() -> None:
+    case = Case(recurrence="gdn", policy="separate:nvfp4/fp16@L=4", d_k=32, d_v=4)
+    slots, *_ = on_meta(case, 2)
+    states = 4 * 2 * 4 * 32
+    policy_bytes = slots.policy.bits_per_element(heads=2, d_v=4, d_k=32) * states / 8
+    records = 4 * (4 * (32 * 4 + 4) + 2 * 4 * (4 * 4 + 4 + 4 * 4 + 4))
+    assert slots.nbytes == policy_bytes + records
