@@ -1,5 +1,6 @@
 """From a plan to the cells of its grids: one cell for each model, text or task, window and seed."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -52,7 +53,8 @@ class KLCell:
     def label(self) -> str:
         """What tables and messages call it."""
         seed = f", seed {self.seed}" if self.seed else ""
-        return printable(f"{self.model.id}, {self.data} to {format_length(self.lengths[-1])}, L={self.window}{seed}")
+        reach = format_length(self.lengths[-1])
+        return printable(f"{self.model.id}, {self.data} to {reach}, L={self.window}, {_formats(self.arms)}{seed}")
 
     @property
     def tokens(self) -> int:
@@ -86,7 +88,7 @@ class TaskCell:
     def label(self) -> str:
         """What tables and messages call it."""
         seed = f", seed {self.seed}" if self.seed else ""
-        return printable(f"{self.model.id}, {self.task}, L={self.window}{seed}")
+        return printable(f"{self.model.id}, {self.task}, L={self.window}, {_formats(self.arms)}{seed}")
 
 
 Cell: TypeAlias = KLCell | TaskCell
@@ -107,6 +109,13 @@ def expand(plan: Plan) -> list[Cell]:
         for cell in made:
             cells.setdefault(repr(cell), cell)
     return list(cells.values())
+
+
+def _formats(arms: Sequence[str]) -> str:
+    """The formats of some arms in a few words; the control arm goes without saying."""
+    names = [re.split(r"[+/@\[]", arm.partition(":")[2])[0] for arm in arms]
+    known = list(dict.fromkeys(name for name in names if name != "fp32")) or ["fp32"]
+    return " ".join(known) if len(known) <= 3 else f"{len(arms)} arms"
 
 
 def _size(plan: Plan, grid: KLGrid | TaskGrid) -> int:

@@ -94,23 +94,36 @@ def run(
     """
     chosen = make_executor(executor) if isinstance(executor, str) else executor
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    measurer = measurer or _live()
-    cells = expand(plan)
+    measurer = measurer or live_measurer()
+    SweepStore.create(out)
+    return execute(plan, measurer.prepare(expand(plan)), out, chosen, measurer, resume=resume, progress=progress)
+
+
+def execute(
+    plan: Plan,
+    prepared: Sequence[PreparedCell],
+    out: str | Path,
+    executor: Executor,
+    measurer: Measurer,
+    *,
+    resume: bool,
+    progress: Callable[[Progress], None] | None,
+) -> SweepRun:
+    """Measure what is missing of cells that are prepared; see `run`."""
     store = SweepStore.create(out)
-    prepared = measurer.prepare(cells)
     manifest = plan_manifest(plan, prepared)
     with ExitStack() as stack:
         lock = store.lock_run(manifest.run)
         if lock is not None:
             stack.enter_context(lock)
         known = store.units.known()
-        where = provenance(device="see the units") | {"executor": chosen.name}
+        where = provenance(device="see the units") | {"executor": executor.name}
         manifest = store.start_run(manifest, provenance=where, resume=resume, known=known)
         jobs = missing_jobs(prepared, known)
         reused = len(manifest.units) - len(jobs)
         meter = Meter(jobs, reused=reused, report=progress)
         cell_of = {job.key: number for number, cell in enumerate(prepared) for job in cell.jobs}
-        failures = _measure(store, jobs, cell_of, measurer, chosen, meter)
+        failures = _measure(store, jobs, cell_of, measurer, executor, meter)
         finished = None if failures else manifest.finished or utc_text(datetime.now(UTC))
         manifest = replace(manifest, failures=tuple(failures), finished=finished)
         store.write_run(manifest)
@@ -211,7 +224,8 @@ def _settings(cell: Cell, first: Job) -> dict[str, Any]:
     return values | pinned | {"reference": first.identity["reference"]}
 
 
-def _live() -> Measurer:
+def live_measurer() -> Measurer:
+    """Return the measurer that loads models and texts."""
     from replayeval.sweep.live import LiveMeasurer
 
     return LiveMeasurer()
