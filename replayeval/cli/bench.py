@@ -15,12 +15,18 @@ from replayeval.errors import ConfigError
 
 if TYPE_CHECKING:
     from replayeval.engine.bench import EngineBench
+    from replayeval.engine.bench_generate import GenerateBench
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
 
 EXAMPLES = """\b
 Example:
   replayeval bench engine --model builtin:gdn --precision nvfp4 --tokens 4K
+"""
+
+GENERATE_EXAMPLES = """\b
+Example:
+  replayeval bench generate --model builtin:gdn --arm separate:nvfp4/fp16+sr --rows 8 --prompt 256 --tokens 64
 """
 
 
@@ -83,6 +89,88 @@ def engine(
         print(text)
     else:
         _show(outcome)
+
+
+@app.command("generate", epilog=GENERATE_EXAMPLES)
+def generate(
+    model: options.Model = options.DEFAULT_MODEL,
+    arm: options.Arm = None,
+    data: options.Data = None,
+    rows: Annotated[str, typer.Option(metavar="N", help="Sequences side by side.")] = "8",
+    prompt: Annotated[str, typer.Option(metavar="N", help="Tokens of each prompt.")] = "256",
+    tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to generate behind each prompt.")] = "64",
+    window: options.Window = "16",
+    repeats: Annotated[str, typer.Option(metavar="N", help="Timed repetitions; the median counts.")] = "3",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    json: options.Json = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Time generation under policies against transformers' generate, after a check that greedy tokens agree."""
+    count = values.integer(rows, option="--rows", least=1, most=1 << 16)
+    prompt_tokens = values.tokens(prompt, option="--prompt")
+    new_tokens = values.tokens(tokens, option="--tokens")
+    times = values.integer(repeats, option="--repeats", least=1, most=1000)
+    target = values.json_target(json)
+    dtype_name, device_name = values.dtype(dtype), values.device(device)
+    arms = options.arms(None, arm, window=options.window_tokens(window)) if arm else []
+
+    import numpy as np
+
+    from replayeval.data import load_documents
+    from replayeval.engine.bench_generate import bench_generate
+    from replayeval.models.head import OutputHead
+    from replayeval.models.loading import load_model
+
+    loaded = load_model(
+        model,
+        revision=revision,
+        dtype=dtype_name,
+        device=device_name,
+        trust_remote_code=trust_remote_code,
+        need_tokenizer=False,
+    )
+    head = OutputHead(loaded.model)
+    source = data or ("builtin" if model.startswith("builtin:") else "pg19")
+    documents = load_documents(
+        source,
+        loaded.tokenizer,
+        docs=count,
+        tokens=prompt_tokens,
+        lengths=(prompt_tokens,),
+        vocab_size=head.vocabulary,
+    )
+    prompts = [np.asarray(document.token_ids)[:prompt_tokens] for document in documents]
+    outcome = bench_generate(head, prompts, arms, new_tokens=new_tokens, repeats=times, say=say)
+    text = json_text.dumps(outcome.to_json(), indent=2)
+    if isinstance(target, Path):
+        _save(target, text)
+    if target == values.STDOUT:
+        print(text)
+    else:
+        _show_generation(outcome)
+
+
+def _show_generation(outcome: "GenerateBench") -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("what")
+    for name in ("seconds", "tokens/s", "over generate"):
+        table.add_column(name, justify="right")
+    for timing in outcome.timings:
+        numbers = (f"{timing.seconds:.3f}", f"{timing.tokens_per_s:,.1f}", f"{timing.ratio:.2f}x")
+        table.add_row(timing.name, *numbers)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{outcome.rows} rows, prompts of {outcome.prompt_tokens} tokens, {outcome.new_tokens} generated; states "
+        f"advanced by {outcome.backend}"
+    )
+    console.print(
+        f"greedy tokens of conventional:fp32 equal to those of generate: {outcome.compared_tokens:,}"
+        + (f", until a tie in {outcome.ties} rows" if outcome.ties else "")
+    )
+    console.print(f"peak memory: {outcome.peak_memory_bytes / 2**30:.2f} GiB")
 
 
 def _save(path: Path, text: str) -> None:

@@ -1,0 +1,214 @@
+"""Speed of generation against the `generate` of transformers, in one run on the same prompts, once answers agree."""
+
+# transformers' `generate` is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from replayeval.engine.generation import Generator as Engine
+from replayeval.engine.generation import Request
+from replayeval.engine.generation_batch import BACKEND
+from replayeval.engine.memory import peak_memory_bytes
+from replayeval.engine.precision import exact_float32
+from replayeval.errors import ConfigError, NumericsError
+from replayeval.models.head import OutputHead
+from replayeval.models.quiet import quiet
+from replayssm.policy import REFERENCE, Policy
+
+SCHEMA = "replayeval.bench.generate/1"
+
+TIE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Gap of two logits, relative to the largest, within which the two engines may choose differently.
+
+Float32 sums in another order move a logit by about 1e-5 of the largest one, see `Generator`. In half precision the
+rounding of activations, 2**-11 or 2**-8, adds up over some tens of layers like the root of their number.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateTiming:
+    """One contestant.
+
+    Attributes:
+        name: What ran.
+        seconds: Median over the repeats, prompts included.
+        tokens_per_s: Generated tokens of all rows per second.
+        ratio: `tokens_per_s` over that of transformers' `generate` in the same run.
+    """
+
+    name: str
+    seconds: float
+    tokens_per_s: float
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateBench:
+    """The outcome of `bench_generate`.
+
+    Attributes:
+        timings: transformers' `generate` first, then the float32 policy, then the arms.
+        rows: Sequences side by side.
+        prompt_tokens: Tokens of each prompt.
+        new_tokens: Tokens generated behind each.
+        compared_tokens: Greedy tokens of the float32 policy that were compared with those of `generate`.
+        ties: Rows that went apart where two logits were closer than rounding.
+        backend: What advanced the states.
+        peak_memory_bytes: Of the process or the devices, over everything that ran.
+    """
+
+    timings: tuple[GenerateTiming, ...]
+    rows: int
+    prompt_tokens: int
+    new_tokens: int
+    compared_tokens: int
+    ties: int
+    backend: str
+    peak_memory_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, with the schema."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def bench_generate(
+    head: OutputHead,
+    prompts: Sequence[np.ndarray],
+    arms: Sequence[Policy],
+    *,
+    new_tokens: int,
+    repeats: int = 3,
+    say: Callable[[str], None] = lambda _: None,
+) -> GenerateBench:
+    """Time generation of all prompts side by side.
+
+    Before anything is timed, the greedy tokens of the float32 policy must equal those of transformers' `generate`,
+    except from where two logits were closer than rounding. Contestants take turns, so that a machine that slows down
+    does so for all of them.
+
+    Args:
+        head: The model.
+        prompts: Token ids of equal length.
+        arms: Policies to time beside the float32 one.
+        new_tokens: Tokens to generate; no token ends a text early.
+        repeats: Timed repetitions after one untimed.
+        say: Told what is running.
+
+    Raises:
+        ConfigError: When prompts differ in length, or nothing is to be generated.
+        NumericsError: When answers differ; nothing is timed then.
+    """
+    lengths = {len(prompt) for prompt in prompts}
+    if len(lengths) != 1 or 0 in lengths or new_tokens < 1:
+        raise ConfigError(
+            f"expected prompts of one length and at least 1 token to generate, got lengths {sorted(lengths)} and "
+            f"{new_tokens} tokens"
+        )
+    rows = len(prompts)
+    ids = torch.as_tensor(np.stack(list(prompts)).astype(np.int64), device=head.input_device)
+    requests = [
+        Request(prompt=[int(t) for t in prompt], sequence=row, max_tokens=new_tokens)
+        for row, prompt in enumerate(prompts)
+    ]
+
+    def peer() -> list[list[int]]:
+        with torch.inference_mode(), quiet():
+            found = cast(Any, head.model).generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False
+            )
+        return found[:, ids.shape[1] :].tolist()
+
+    def ours(policy: Policy) -> list[list[int]]:
+        answers = Engine(head, policy, slots=rows).generate(requests)
+        return [list(answer.tokens) for answer in answers]
+
+    policies = tuple(dict.fromkeys((REFERENCE, *arms)))
+    contestants: list[tuple[str, Callable[[], object]]] = [("transformers generate", peer)]
+    contestants += [(str(policy), lambda policy=policy: ours(policy)) for policy in policies]
+    with exact_float32(), _endless(head):
+        say("comparing greedy tokens with transformers generate")
+        compared, ties = _check(head, ids, peer(), ours(REFERENCE))
+        samples: dict[str, list[float]] = {name: [] for name, _ in contestants}
+        for turn in range(repeats + 1):
+            for name, work in contestants:
+                say(f"{name}, {'warming up' if turn == 0 else f'{turn} of {repeats}'}")
+                seconds = _seconds(work)
+                if turn:
+                    samples[name].append(seconds)
+    medians = {name: statistics.median(found) for name, found in samples.items()}
+    first = medians[contestants[0][0]]
+    return GenerateBench(
+        timings=tuple(
+            GenerateTiming(
+                name=name,
+                seconds=seconds,
+                tokens_per_s=rows * new_tokens / seconds,
+                ratio=first / seconds,
+            )
+            for name, seconds in medians.items()
+        ),
+        rows=rows,
+        prompt_tokens=ids.shape[1],
+        new_tokens=new_tokens,
+        compared_tokens=compared,
+        ties=ties,
+        backend=BACKEND,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+def _check(head: OutputHead, prompts: torch.Tensor, peer: list[list[int]], ours: list[list[int]]) -> tuple[int, int]:
+    """Compare answers and return how many tokens were compared and how many rows went apart at a tie."""
+    limit = TIE.get(head.model.dtype, TIE[torch.bfloat16])
+    compared = ties = 0
+    for row, (theirs, own) in enumerate(zip(peer, ours, strict=True)):
+        apart = next((i for i, pair in enumerate(zip(theirs, own, strict=True)) if pair[0] != pair[1]), None)
+        if apart is None:
+            compared += len(own)
+            continue
+        prefix = torch.cat([prompts[row], torch.tensor(own[:apart], dtype=torch.int64, device=prompts.device)])
+        with torch.inference_mode():
+            logits = head.logits(head.hidden(prefix[None]))[0, -1]
+        gap = float((logits[theirs[apart]] - logits[own[apart]]).abs() / logits.abs().max())
+        if not gap <= limit:
+            raise NumericsError(
+                f"expected the greedy tokens of conventional:fp32 to be those of transformers generate, but in row "
+                f"{row} they differ at token {apart} (generate {theirs[apart]}, here {own[apart]}), whose logits are "
+                f"{gap:.2g} of the largest one apart (limit {limit:g}); nothing was timed"
+            )
+        compared += apart
+        ties += 1
+    return compared, ties
+
+
+@contextmanager
+def _endless(head: OutputHead) -> Generator[None]:
+    """Let `generate` go on behind the end of a text, and without anything that its configuration would do to logits."""
+    before = head.model.generation_config
+    head.model.generation_config = GenerationConfig(pad_token_id=0, use_cache=True)
+    try:
+        yield
+    finally:
+        head.model.generation_config = before
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    _synchronise()
+    started = time.perf_counter()
+    work()
+    _synchronise()
+    return time.perf_counter() - started
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
