@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replayeval.cli import bench, doctor, formats, gate, kl, lm_eval, models, nightly, report
+from replayeval.cli import bench, doctor, formats, gate, kl, lm_eval, models, nightly, power, report, runs, sweep, tasks
 from replayeval.cli.session import PROGRAM, Session, complain, hush_libraries
 from replayeval.errors import ReplayEvalError
 
@@ -26,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("kl", epilog=kl.EXAMPLES)(kl.run)
+app.command("tasks", epilog=tasks.EXAMPLES)(tasks.run)
+app.command("power", epilog=power.EXAMPLES)(power.run)
+app.command("sweep", epilog=sweep.EXAMPLES)(sweep.run)
 app.command("report", epilog=report.EXAMPLES)(report.run)
 app.command("nightly", epilog=nightly.EXAMPLES)(nightly.run)
 app.command("gate", epilog=gate.EXAMPLES)(gate.run)
@@ -36,6 +39,7 @@ app.command("formats", epilog=formats.EXAMPLES)(formats.run)
 app.command("models", epilog=models.EXAMPLES)(models.run)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.run)
 app.add_typer(bench.app, name="bench")
+app.add_typer(runs.app, name="runs")
 
 
 def _print_version(value: bool) -> None:

@@ -40,6 +40,7 @@ def _lm_eval(words: list[str]) -> None:
         parser = HarnessCLI()
         arguments = parser.parse_args()
         _tell_tasks_the_tokenizer(arguments)
+        _name_our_tasks(arguments)
         parser.execute(arguments)
     except (ReplayEvalError, SystemExit, KeyboardInterrupt):
         raise
@@ -61,3 +62,11 @@ def _tell_tasks_the_tokenizer(arguments: Any) -> None:
     if source.startswith(BUILTIN_PREFIX) and "tokenizer" not in model_arguments:
         directory = str(builtin_path(source.removeprefix(BUILTIN_PREFIX)))
         arguments.metadata = {"tokenizer": directory} | (getattr(arguments, "metadata", None) or {})
+
+
+def _name_our_tasks(arguments: Any) -> None:
+    """Let lm-eval find the task files of this project, unless it was told to look elsewhere."""
+    from replayeval.tasks.catalog import task_folder
+
+    if getattr(arguments, "include_path", "") is None:
+        arguments.include_path = str(task_folder())

@@ -21,9 +21,19 @@ class RunProgress:
     Args:
         console: Where to draw; stderr by default.
         clock: Seconds that only go forward.
+        unit: What is counted.
+        action: What is being done to it.
     """
 
-    def __init__(self, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        unit: str = "tokens",
+        action: str = "scoring",
+    ) -> None:
+        self._unit, self._action = unit, action
         self._console = console or Console(file=sys.stderr, stderr=True)
         self._clock = clock
         self._bar: Progress | None = None
@@ -60,11 +70,11 @@ class RunProgress:
             self._first = (now, done_tokens)
         started, before = self._first
         speed = (done_tokens - before) / (now - started) if now > started else None
-        rate = "" if speed is None else f", {speed:,.0f} tokens/s"
-        detail = f"{done_tokens:,}/{total_tokens:,} tokens{rate}"
+        rate = "" if speed is None else f", {speed:,.{0 if speed >= 10 else 2}f} {self._unit}/s"
+        detail = f"{done_tokens:,}/{total_tokens:,} {self._unit}{rate}"
         if self._bar is not None and self._task is not None:
             self._bar.update(
-                self._task, description="scoring", total=total_tokens, completed=done_tokens, detail=detail
+                self._task, description=self._action, total=total_tokens, completed=done_tokens, detail=detail
             )
         elif now - self._last_line >= QUIET_INTERVAL_SECONDS:
             self._last_line = now

@@ -139,7 +139,7 @@ def same_expression(answer: str, expected: str) -> bool:
         from math_verify import parse, verify  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:
         raise ConfigError(
-            "math_l5: scoring needs the package math-verify; install it with `pip install 'replayeval[tasks]'`."
+            "math_l5: scoring needs the package math-verify; install it with `pip install math-verify`."
         ) from None
     # Its time limits are signals, which only the main thread can take.
     seconds = _MATH_SECONDS if threading.current_thread() is threading.main_thread() else None

@@ -69,13 +69,12 @@ def load(names: Sequence[str], *, metadata: Mapping[str, Any]) -> dict[str, Any]
     """
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingTypeStubs]
 
+    check_names(names)
     wanted = [lm_eval_name(name) for name in names]
     with hushed():
         # Indexing all of lm-eval's tasks takes many seconds, which nobody needs for ours.
-        own = TaskManager(include_path=str(task_folder()), include_defaults=False, metadata=dict(metadata))
-        manager = own
-        if any(name not in own.all_tasks for name in wanted):
-            _refuse_unknown(names, {*own.all_tasks, *_written_names()})
+        manager = TaskManager(include_path=str(task_folder()), include_defaults=False, metadata=dict(metadata))
+        if any(name not in manager.all_tasks for name in wanted):
             manager = TaskManager(include_path=str(task_folder()), metadata=dict(metadata))
             _refuse_unknown(names, manager.all_tasks)
         try:
@@ -90,6 +89,21 @@ def load(names: Sequence[str], *, metadata: Mapping[str, Any]) -> dict[str, Any]
                 f"{str(error)[:300]})."
             ) from error
     return loaded
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check that tasks are known, without loading any.
+
+    Raises:
+        ConfigError: An unknown name, with the nearest ones.
+    """
+    if not names:
+        raise ConfigError("--tasks: expected at least one task, got none.")
+    own = _written_names(task_folder())
+    if any(lm_eval_name(name) not in own for name in names):
+        import lm_eval.tasks  # pyright: ignore[reportMissingTypeStubs]
+
+        _refuse_unknown(names, own | _written_names(Path(str(lm_eval.tasks.__file__)).parent))
 
 
 @contextmanager
@@ -119,9 +133,6 @@ def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
     )
 
 
-def _written_names() -> set[str]:
-    """Return every name in lm-eval's task files, and some words more: seconds sooner than lm-eval's own index."""
-    import lm_eval.tasks  # pyright: ignore[reportMissingTypeStubs]
-
-    files = Path(str(lm_eval.tasks.__file__)).parent.rglob("*.yaml")
-    return {(m[1] or m[2]).decode() for file in files for m in _NAMES.finditer(file.read_bytes())}
+def _written_names(folder: Path) -> set[str]:
+    """Return every name in task files, and some words more: seconds sooner than lm-eval's own index."""
+    return {(m[1] or m[2]).decode() for file in folder.rglob("*.yaml") for m in _NAMES.finditer(file.read_bytes())}

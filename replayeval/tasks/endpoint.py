@@ -23,7 +23,7 @@ else:
         from lm_eval.models.openai_completions import LocalChatCompletion as _Chat
         from lm_eval.models.openai_completions import LocalCompletionsAPI as _Completions
     except ImportError as error:
-        raise ConfigError(f"--endpoint: {error}; install `pip install 'replayeval[tasks]'`.") from None
+        raise ConfigError(f"--endpoint: {error}; install it with `pip install aiohttp tenacity`.") from None
 
 CONCURRENT = 32
 """Requests that a server gets at a time."""

@@ -19,6 +19,7 @@ from replayeval.store._atomic import write_text_atomically
 from replayeval.store.provenance import PACKAGES
 from replayeval.subject import Subject, check_formats, device_name, load_subject, parse_seed
 from replayeval.tasks.answering import Arm, LocalArm, Response
+from replayeval.tasks.catalog import check_names
 from replayeval.tasks.documents import EvalTask, TaskDocument, TaskList, load_tasks
 from replayeval.tasks.records import AnswerFolder, AnswerLog, AnswerRecord, SampleRecord
 from replayeval.tasks.scoring import Score, score
@@ -108,6 +109,7 @@ def measure_tasks(
     arguments = _arguments(locals())
     if chat_template not in CHATS:
         raise ConfigError(f"expected chat_template to be one of {', '.join(CHATS)}, got {chat_template!r}")
+    check_names(tasks)
     if resume and out is None:
         raise ConfigError("expected a directory to resume, got resume without out")
     options: dict[str, Any] = {"limit": limit, "samples": samples, "gen_kwargs": gen_kwargs, "task_data": task_data}

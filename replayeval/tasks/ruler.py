@@ -144,7 +144,7 @@ def _generated(kind: str, length: int, tokenizer: Any, samples: int) -> list[Row
     try:
         generate = _niah_generator(kind) if kind in _NIAH else _other_generator(kind)
     except ImportError as error:
-        raise ConfigError(f"ruler: {error}; install `pip install 'replayeval[tasks]'`.") from None
+        raise ConfigError(f"ruler: {error}; install it with `pip install 'lm_eval[ruler]'`.") from None
     try:
         with _seeded(f"{kind}/{length}"):
             rows = generate(tokenizer, length, samples)
