@@ -45,7 +45,7 @@ def night_cell(result: CellResult) -> NightCell:
         "key": fingerprint(identity)[:16],
         "label": result.cell.label,
         "identity": identity,
-        "report": result.report,
+        "window": result.report.window,
     }
     if isinstance(result.report, KLReport):
         return NightCell(**common, **_of_scores(result.scores, result.report))
@@ -76,7 +76,12 @@ def _of_scores(scores: Sequence[TokenScores], report: KLReport) -> dict[str, Any
         for document in scores:
             digest.update(np.ascontiguousarray(document.kl_nats[row]).tobytes())
         exact[policy] = digest.hexdigest()[:16]
-    return {"documents": tuple(s.doc_id for s in scores), "values": values, "exact": exact}
+    return {
+        "documents": tuple(s.doc_id for s in scores),
+        "values": values,
+        "exact": exact,
+        "diverged": {arm.policy: arm.diverged_at for arm in report.arms if arm.diverged_at is not None},
+    }
 
 
 def _mean(scores: TokenScores, series: Any, n: int, row: int) -> float | None:

@@ -11,7 +11,7 @@ from replayeval.arrays import Array
 from replayeval.nightly.cells import name_of
 from replayeval.nightly.record import Finding, Kind, Metric, NightCell, NightRecord, Series
 from replayeval.report.text import tokens_label
-from replayeval.stats.history import ALPHA, BASELINE, FEWEST_DOCUMENTS, SCALES, Change, find_change
+from replayeval.stats.history import ALPHA, BASELINE, FEWEST_DOCUMENTS, SCALES, Change, change_interval, find_change
 from replayeval.stats.sign_flip import holm
 
 TOLERANCE = 0.05
@@ -143,7 +143,7 @@ def _past(series: Series, history: Sequence[NightRecord]) -> _Past:
         for finding in record.findings:
             if finding.series.id != series.id:
                 continue
-            if finding.kind is Kind.REGRESSION:
+            if finding.kind in (Kind.REGRESSION, Kind.OPEN):
                 past.bad_since = finding.since
             elif finding.kind is Kind.RESOLVED and past.bad_since is not None:
                 past.left_out |= {r.night for r in history if past.bad_since <= r.night < record.night}
@@ -214,11 +214,8 @@ def _scaled(metric: Metric, value: float) -> float:
 
 
 def _diverged(cell: NightCell, series: Series) -> bool:
-    if series.metric is Metric.DROP or not series.where.isdigit():
-        return False
-    arms = getattr(cell.report, "arms", ())
-    at = next((arm.diverged_at for arm in arms if arm.policy == series.policy), None)
-    return at is not None and at <= int(series.where)
+    at = cell.diverged.get(series.policy)
+    return series.metric is not Metric.DROP and at is not None and at <= int(series.where)
 
 
 def _divergence(
@@ -265,7 +262,7 @@ def _still_open(test: _Test) -> Finding:
 def _finding(test: _Test, kind: Kind, *, since: str, p_holm: float | None, after: int) -> Finding:
     ratio = test.series.metric is Metric.KL
     before, now = float(test.values[:-after].mean()), float(test.values[-1].mean())
-    interval = test.change.ci95
+    interval = change_interval(test.values, test.change.nights_after)
     return Finding(
         series=test.series,
         label=test.label,

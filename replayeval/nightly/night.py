@@ -12,7 +12,8 @@ from replayeval.errors import ConfigError
 from replayeval.nightly.cells import CellResult, night_cell, restarts
 from replayeval.nightly.compare import TOLERANCE, compare
 from replayeval.nightly.page import night_page
-from replayeval.nightly.record import NIGHTS, RUN, History, NightRecord, night_name
+from replayeval.nightly.record import NIGHTS, RUN, History, NightCell, NightRecord, night_name
+from replayeval.report.cells import AnyReport
 from replayeval.report.gate import Limits, gate
 from replayeval.report.schema import KLReport
 from replayeval.report.verdict import default_limits
@@ -119,15 +120,19 @@ def run_night(
             )
         found = provenance(device="see the records")
         night, resume = _begin(nights, found, now or datetime.now(UTC))
-        results = runner(plan, nights.night(night) / RUN, resume=resume)
-        cells = tuple(night_cell(result) for result in results)
+        cells: list[NightCell] = []
+        reports: list[AnyReport] = []
+        # One cell at a time: together their tokens may not fit into memory.
+        for result in runner(plan, nights.night(night) / RUN, resume=resume):
+            cells.append(night_cell(result))
+            reports.append(result.report)
         if not cells:
             raise ConfigError("the plan measured nothing; expected at least one cell.")
         comparison = compare(cells, before, night=night, alpha=alpha, tolerance=tolerance)
         record = NightRecord(
             night=night,
             plan=name,
-            cells=cells,
+            cells=tuple(cells),
             findings=comparison.findings,
             tested=comparison.tested,
             untested=comparison.untested,
@@ -136,21 +141,23 @@ def run_night(
             tolerance=tolerance,
             provenance=found,
         )
-        page = write_night(history, [*before, record], limits=limits)
+        page = write_night(history, [*before, record], reports, limits=limits)
         nights.save(record)
     return Night(record=record, page=page)
 
 
-def write_night(history: Path, nights: Sequence[NightRecord], *, limits: Limits | None = None) -> Path:
+def write_night(
+    history: Path, nights: Sequence[NightRecord], reports: Sequence[AnyReport], *, limits: Limits | None = None
+) -> Path:
     """Write the report of the last of some nights, with the trends over all of them, and return its page.
 
     Raises:
         ConfigError: It cannot be written.
     """
     record = nights[-1]
-    content = night_page(nights)
+    content = night_page(nights, reports)
     if limits is None:
-        kl = [isinstance(cell.report, KLReport) for cell in record.cells]
+        kl = [isinstance(report, KLReport) for report in reports]
         limits = default_limits(kl=any(kl), tasks=not all(kl))
     verdict = gate(content.sources, limits)
     return write_report(

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from replayeval.nightly.compare import trend
 from replayeval.nightly.record import Finding, Kind, Metric, NightRecord, Series
-from replayeval.report.cells import PolicyText, Source, is_control, provenance_line
+from replayeval.report.cells import AnyReport, PolicyText, Source, is_control, provenance_line
 from replayeval.report.markdown import escaped, table
 from replayeval.report.table import short_policy
 from replayeval.report.text import percent, printable, scientific, tokens_label
@@ -40,15 +40,23 @@ class NightPage:
     footer: str
 
 
-def night_page(nights: Sequence[NightRecord]) -> NightPage:
-    """Return the parts of the report of the last of some nights."""
+def night_page(nights: Sequence[NightRecord], reports: Sequence[AnyReport]) -> NightPage:
+    """Return the parts of the report of the last of some nights.
+
+    Args:
+        nights: Nights, oldest first.
+        reports: The records of the cells of the last one, in their order.
+    """
     record = nights[-1]
     headline, kind = headline_of(record)
     section = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     ).get_template("night.html.j2")
     # Cells of one model and text differ by their label alone; the label tells their records apart.
-    sources = [Source(report=cell.report, where=printable(f"{record.night}: {cell.label}")) for cell in record.cells]
+    sources = [
+        Source(report=report, where=printable(f"{record.night}: {cell.label}"))
+        for cell, report in zip(record.cells, reports, strict=True)
+    ]
     return NightPage(
         sources=sources,
         section=Markup(
@@ -64,7 +72,7 @@ def night_page(nights: Sequence[NightRecord]) -> NightPage:
         markdown="\n".join(_markdown(record, len(nights))),
         trends=_trends(nights),
         alerts=[("Regression", headline)] if record.regressions else [],
-        footer=f"Night {record.night}, {len(nights)} in the history; {_versions(record)}",
+        footer=f"Night {record.night}, {len(nights)} nights looked at; {provenance_line(reports[0])}",
     )
 
 
@@ -153,7 +161,7 @@ def _markdown(record: NightRecord, nights: int) -> Iterator[str]:
 def _trends(nights: Sequence[NightRecord]) -> list[dict[str, Any]]:
     """Return curves over nights: those with findings first, then the longest length of every arm."""
     record = nights[-1]
-    windows = {cell.key: cell.report.window for cell in record.cells}
+    windows = {cell.key: cell.window for cell in record.cells}
     shown: dict[tuple[str, ...], tuple[Series, str, str]] = {}
     for finding in record.findings:
         shown[finding.series.id] = (finding.series, finding.label, str(finding.kind))
@@ -185,8 +193,3 @@ def _trends(nights: Sequence[NightRecord]) -> list[dict[str, Any]]:
             }
         )
     return curves
-
-
-def _versions(record: NightRecord) -> str:
-    # The records of the cells have a line of their own; this one is about the process that compared them.
-    return provenance_line(record.cells[0].report)

@@ -10,7 +10,6 @@ from typing import IO, Annotated, Literal
 from pydantic import Field, JsonValue
 
 from replayeval.errors import ConfigError, StoreError
-from replayeval.report.cells import AnyReport
 from replayeval.report.schema import Count, Interval, Record, Report
 from replayeval.report.text import printable
 from replayeval.stats.history import Method
@@ -20,6 +19,8 @@ NIGHT_SCHEMA = "replayeval.night/1"
 NIGHTS = "nights"
 RECORD = "night.json"
 RUN = "run"
+LOOK_BACK = 60
+"""Nights that are read: a baseline, and as many more for regressions that stay open."""
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -103,7 +104,7 @@ class Finding(Record):
 
 
 class NightCell(Record):
-    """One cell of a night: its record, and the numbers of every document."""
+    """One cell of a night: the numbers of every document. Its record can be computed again from the night's run."""
 
     key: str
     """Digest of what has to agree for two nights to be comparable."""
@@ -111,8 +112,10 @@ class NightCell(Record):
     """What people call it."""
     identity: dict[str, JsonValue]
     """What the key was made of."""
-    report: Annotated[AnyReport, Field(discriminator="schema_name")]
-    """The record."""
+    window: int | None
+    """Default replay window in tokens."""
+    diverged: dict[str, int] = Field(default_factory=dict)
+    """By policy: smallest generation length at which an output was not finite."""
     documents: tuple[str, ...] = ()
     """Identities of the documents."""
     values: dict[str, dict[str, tuple[float | None, ...]]] = Field(default_factory=dict)
@@ -177,13 +180,13 @@ class History:
         return [name for name in self.names() if self._folder.exists(f"{NIGHTS}/{name}/{RECORD}")]
 
     def load(self, names: Iterable[str] | None = None) -> list[NightRecord]:
-        """Return finished nights, oldest first.
+        """Return finished nights, oldest first: those named, or the last 60.
 
         Raises:
             StoreError: One of them cannot be read or is damaged.
         """
         records: list[NightRecord] = []
-        for name in self.finished() if names is None else names:
+        for name in self.finished()[-LOOK_BACK:] if names is None else names:
             where = f"{NIGHTS}/{name}/{RECORD}"
             try:
                 text = self._folder.read(where).decode()

@@ -26,7 +26,6 @@ BASELINE = 28
 """Nights that are looked back on, tonight included."""
 _LAST_BITS = 1e-12
 """Differences below this are the order of a sum in float64, not a change."""
-_RESAMPLES = 1000
 
 
 class Method(StrEnum):
@@ -47,7 +46,6 @@ class Change:
         nights_before: Nights of the baseline.
         documents: Documents that all of these nights share.
         change: Mean after minus mean before, over documents.
-        ci95: Its interval over documents, paired; None for fewer than two.
         p_value: Two-sided, corrected for the scales looked at, not yet for the number of series.
     """
 
@@ -56,7 +54,6 @@ class Change:
     nights_before: int
     documents: int
     change: float
-    ci95: tuple[float, float] | None
     p_value: float
 
 
@@ -66,7 +63,6 @@ def find_change(
     margin: float = 0.0,
     deterministic: bool = False,
     scales: Sequence[int] = SCALES,
-    seed: int = 0,
 ) -> Change | None:
     """Test whether the last nights differ from those before them.
 
@@ -87,7 +83,6 @@ def find_change(
         margin: Change that is of no interest, in the unit of `values`.
         deterministic: All nights before tonight agree bit by bit in a continuous quantity, and there are at least two.
         scales: For how many nights the change may have lasted.
-        seed: Seed of the interval's resamples.
 
     Returns:
         The change, or None where no test can be made.
@@ -101,17 +96,17 @@ def find_change(
         return None
     if deterministic and before >= 2:
         change = float((values[-1] - values[:-1].mean(axis=0)).mean())
-        return _change(values, 1, Method.IDENTICAL, 0.0 if abs(change) > _LAST_BITS else 1.0, seed=seed)
+        return _change(values, 1, Method.IDENTICAL, 0.0 if abs(change) > _LAST_BITS else 1.0)
     means = values.mean(axis=1)
     if before >= FEWEST_BEFORE and float(np.ptp(means[:-1])) > _LAST_BITS:
         usable = [k for k in scales if nights - k >= FEWEST_BEFORE]
         p_values = [two_sample_p(means[-k:], means[:-k]) for k in usable]
         best = min(range(len(usable)), key=lambda place: (p_values[place], usable[place]))
-        return _change(values, usable[best], Method.NIGHTS, min(1.0, p_values[best] * len(usable)), seed=seed)
+        return _change(values, usable[best], Method.NIGHTS, min(1.0, p_values[best] * len(usable)))
     if documents < FEWEST_DOCUMENTS:
         return None
     difference = values[-1] - values[:-1].mean(axis=0)
-    return _change(values, 1, Method.DOCUMENTS, one_sample_p(difference, margin=margin), seed=seed)
+    return _change(values, 1, Method.DOCUMENTS, one_sample_p(difference, margin=margin))
 
 
 def two_sample_p(after: Float64[Array[np.float64], " after"], before: Float64[Array[np.float64], " before"]) -> float:
@@ -136,20 +131,32 @@ def _student_p(distance: float, error: float, freedom: int) -> float:
     return 2 * float(special.stdtr(freedom, -distance / error)) if error > 0 else 0.0
 
 
-def _change(values: Nights, after: int, method: Method, p_value: float, *, seed: int) -> Change:
-    by_document = values[-after:].mean(axis=0) - values[:-after].mean(axis=0)
+def change_interval(values: Nights, nights_after: int, *, seed: int = 0) -> tuple[float, float] | None:
+    """Return the 95% interval of a change over documents, each paired with itself; None for fewer than two.
+
+    It says how much documents differ in what happened to them, not how much nights do.
+
+    Args:
+        values: One number per night and document, the last row tonight.
+        nights_after: Nights that the change has lasted.
+        seed: Seed of the resamples.
+    """
+    by_document = values[-nights_after:].mean(axis=0) - values[:-nights_after].mean(axis=0)
     documents = len(by_document)
-    interval: tuple[float, float] | None = None
-    if documents > 1:
-        resampler = DocumentResampler(documents, seed=seed, resamples=_RESAMPLES)
-        total = resampler.totals([np.array([value]) for value in by_document])
-        interval = ratio_interval(total, resampler.totals([np.ones(1)] * documents), units=documents)
+    if documents < 2:
+        return None
+    resampler = DocumentResampler(documents, seed=seed)
+    total = resampler.totals([np.array([value]) for value in by_document])
+    return ratio_interval(total, resampler.totals([np.ones(1)] * documents), units=documents)
+
+
+def _change(values: Nights, after: int, method: Method, p_value: float) -> Change:
+    means = values.mean(axis=1)
     return Change(
         method=method,
         nights_after=after,
         nights_before=len(values) - after,
-        documents=documents,
-        change=float(by_document.mean()),
-        ci95=interval,
+        documents=values.shape[1],
+        change=float(means[-after:].mean() - means[:-after].mean()),
         p_value=p_value,
     )
