@@ -240,8 +240,9 @@ class SweepStore:
     def verify(self, run: str | None = None) -> list[Problem]:
         """Check every file of the store, or the units of one run alone."""
         if run is not None:
-            known = self.units.known()
-            return self.units.verify(keys=[key for key in self.read_run(run).units if key in known])
+            manifest, known = self.read_run(run), self.units.known()
+            # A run that is not finished may lack units; a finished one has lost them.
+            return self.units.verify(keys=[key for key in manifest.units if key in known or manifest.finished])
         problems = self.units.verify()
         for name in self.folder.names():
             if name == STORE or name.startswith(f"{UNITS}/") or re.fullmatch(rf"{RUNS}/[^/]+/\.lock", name):
