@@ -16,6 +16,7 @@ from replayeval.errors import ConfigError
 if TYPE_CHECKING:
     from replayeval.engine.bench import EngineBench
     from replayeval.engine.bench_generate import GenerateBench
+    from replayeval.engine.bench_kernels import KernelBench
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -171,6 +172,71 @@ def _show_generation(outcome: "GenerateBench") -> None:
         + (f", until a tie in {outcome.ties} rows" if outcome.ties else "")
     )
     console.print(f"peak memory: {outcome.peak_memory_bytes / 2**30:.2f} GiB")
+
+
+KERNEL_EXAMPLES = """\b
+Example:
+  replayeval bench kernels --json kernels.json
+"""
+
+
+@app.command("kernels", epilog=KERNEL_EXAMPLES)
+def kernels(
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME...]", help="Layers, by the model they are of. Default: those of the paper."),
+    ] = None,
+    batch: Annotated[str, typer.Option(metavar="N[,N...]", help="Sequences.")] = "1,8,32,128,256,512",
+    window: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Replay windows, at the largest batch up to 256.")
+    ] = "4,8,16,32",
+    json: options.Json = None,
+) -> None:
+    """Time decode kernels against the field's conventional ones and the card's bandwidth."""
+    from replayeval.engine.bench_kernels import bench_kernels, require_cuda
+    from replayeval.engine.kernel_cases import SHAPES
+
+    target = values.json_target(json)
+    batches = [values.integer(n, option="--batch", least=1, most=65536) for n in _numbers(batch, option="--batch")]
+    windows = [values.integer(n, option="--window", least=2, most=128) for n in _numbers(window, option="--window")]
+    wanted = _numbers(shape, option="--shape") if shape else tuple(SHAPES)[:4]
+    by_word = {name.lower(): name for name in SHAPES}
+    unknown = [n for n in wanted if n.lower() not in by_word]
+    if unknown:
+        raise ConfigError(
+            f"--shape: expected some of {', '.join(SHAPES)}, got {values.shown(', '.join(unknown))}."
+            f"{values.suggestion(unknown[0], tuple(SHAPES))}"
+        )
+    names = [by_word[n.lower()] for n in wanted]
+    require_cuda()
+    outcome = bench_kernels(shapes=names, batches=batches, windows=windows, say=say)
+    text = json_text.dumps(outcome.to_json(), indent=2)
+    if isinstance(target, Path):
+        _save(target, text)
+    if target == values.STDOUT:
+        print(text)
+    else:
+        _show_kernels(outcome)
+
+
+def _numbers(text: str, *, option: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values.split_list(text, option=option)))
+
+
+def _show_kernels(outcome: "KernelBench") -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("layer", "policy"):
+        table.add_column(name)
+    for name in ("batch", "cycle", "floor", "no flush", "flush", "conventional", "speedup"):
+        table.add_column(name, justify="right")
+    for t in outcome.timings:
+        times = (t.cycle_us, t.floor_us, t.read_us, t.flush_us, t.conventional_us)
+        table.add_row(t.shape, t.policy, str(t.batch), *(f"{x:.1f}" for x in times), f"{t.speedup:.2f}x")
+    console = Console()
+    console.print(table)
+    console.print("microseconds per layer and token")
+    speeds = ", ".join(f"{name.replace('_', ' ')} {speed / 1e12:.2f}" for name, speed in outcome.ceilings.items())
+    console.print(f"{outcome.device}; TB/s: {speeds}")
 
 
 def _save(path: Path, text: str) -> None:
