@@ -113,9 +113,11 @@ def wanted(asked: Mapping[str, Any], *, model: Mapping[str, Any], eos: str, defa
     """
     try:
         values: dict[str, Any] = dict(cast(Mapping[str, Any], normalize_gen_kwargs(dict(asked), default_tokens)))
-        until = handle_stop_sequences(copy.copy(values["until"]), eos=eos)
+        until: list[Any] = cast(list[Any], handle_stop_sequences(copy.copy(values["until"]), eos=eos))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"generation arguments {dict(asked)}: {error}") from error
+    if not all(isinstance(text, str) for text in until):
+        raise ConfigError(f"generation arguments: expected stop strings in `until`, got {until}")
     unsupported = [
         f"{name}={value!r}" for name, value in values.items() if name not in _KNOWN and not _is_neutral(name, value)
     ]
