@@ -17,6 +17,9 @@ STORE_SCHEMA = "replayeval.store/1"
 RUN_SCHEMA = "replayeval.sweep/1"
 STORE = "store.json"
 RUNS = "runs"
+ANSWERS = "answers"
+"""Where units of tasks keep single answers while they are worked on; the tasks check those files themselves."""
+
 _RUN_MANIFEST = re.compile(rf"{RUNS}/([^/]+)/{re.escape(MANIFEST)}")
 _KEYS = {
     "schema",
@@ -245,7 +248,11 @@ class SweepStore:
             return self.units.verify(keys=[key for key in manifest.units if key in known or manifest.finished])
         problems = self.units.verify()
         for name in self.folder.names():
-            if name == STORE or name.startswith(f"{UNITS}/") or re.fullmatch(rf"{RUNS}/[^/]+/\.lock", name):
+            if (
+                name == STORE
+                or name.startswith((f"{UNITS}/", f"{ANSWERS}/"))
+                or re.fullmatch(rf"{RUNS}/[^/]+/\.lock", name)
+            ):
                 continue
             match = _RUN_MANIFEST.fullmatch(name)
             if match is None:

@@ -78,12 +78,14 @@ class TaskJob:
         identity: Everything that changes its numbers, as JSON values.
         cell: The cell it belongs to.
         pin: The weights.
+        answers: Folder of a store on this machine that keeps every answer until the unit is done, or None.
     """
 
     key: str
     identity: Mapping[str, Any]
     cell: TaskCell
     pin: ModelPin
+    answers: str | None = None
 
     @property
     def cost_tokens(self) -> int:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import replayssm
@@ -283,6 +284,8 @@ def _measure_task(job: TaskJob) -> Answer:
 
     measure_tasks = cast(Callable[..., Any], import_module("replayeval.tasks").measure_tasks)
     cell = job.cell
+    # On another node the store may not be there; the answers are then in memory alone.
+    kept = job.answers if job.answers is not None and Path(job.answers).parents[1].is_dir() else None
     report = measure_tasks(
         cell.model.id,
         tasks=[cell.task],
@@ -290,6 +293,8 @@ def _measure_task(job: TaskJob) -> Answer:
         window=cell.window,
         seed=cell.seed,
         limit=cell.limit,
+        out=kept,
+        resume=kept is not None,
         revision=job.pin.revision,
         dtype=cell.model.dtype,
         device=cell.model.device,

@@ -11,11 +11,11 @@ from replayeval.errors import ConfigError, NumericsError, ReplayEvalError
 from replayeval.report.schema import KLReport
 from replayeval.report.tasks_schema import TasksReport
 from replayeval.store.provenance import provenance, utc_text
-from replayeval.store.sweeps import SweepCell, SweepManifest, SweepStore
+from replayeval.store.sweeps import ANSWERS, SweepCell, SweepManifest, SweepStore
 from replayeval.store.units import Unit
 from replayeval.sweep.executors import Event, Executor, make_executor
 from replayeval.sweep.grid import Cell, KLCell, expand
-from replayeval.sweep.jobs import Answer, Failure, Job, Measurer, PreparedCell
+from replayeval.sweep.jobs import Answer, Failure, Job, Measurer, PreparedCell, TaskJob
 from replayeval.sweep.plan import Plan, load_plan
 from replayeval.sweep.progress import Meter, Progress
 
@@ -119,7 +119,7 @@ def execute(
         known = store.units.known()
         where = provenance(device="see the units") | {"executor": executor.name}
         manifest = store.start_run(manifest, provenance=where, resume=resume, known=known)
-        jobs = missing_jobs(prepared, known)
+        jobs = [_with_answers(job, store) for job in missing_jobs(prepared, known)]
         reused = len(manifest.units) - len(jobs)
         meter = Meter(jobs, reused=reused, report=progress)
         cell_of = {job.key: number for number, cell in enumerate(prepared) for job in cell.jobs}
@@ -201,6 +201,13 @@ def _measure(
             note = f"{event.job.cell.label}: {failure.text}"
         meter.ended(event.job, kind, workers=event.workers, note=note)
     return failures
+
+
+def _with_answers(job: Job, store: SweepStore) -> Job:
+    """A task may take days: its answers are kept one by one beside the store, so that a kill costs only one."""
+    if isinstance(job, TaskJob) and store.folder.local is not None:
+        return replace(job, answers=str(store.folder.local.absolute() / ANSWERS / job.key))
+    return job
 
 
 def _unit(job: Job, answer: Answer) -> Unit:
