@@ -8,7 +8,7 @@ SELECT ?= not gpu and not slow and not hub
 # The tests run in parallel processes, so each stays on one thread.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: demo test lint format readme clean
+.PHONY: demo test lint format readme evidence clean
 
 demo: $(VENV)/.installed
 	$(BIN)/replayeval kl --model builtin:gdn --precision nvfp4 --docs 4 --lengths 512,2K
@@ -29,6 +29,10 @@ format: $(VENV)/.installed-dev
 # Runs the commands in README.md and puts their present output there.
 readme: $(VENV)/.installed
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docs/make_readme.py
+
+# Measures the built-in models at length, for hours on two CPU cores; what was measured before is kept in build/evidence.
+evidence: $(VENV)/.installed
+	$(BIN)/python docs/make_evidence.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

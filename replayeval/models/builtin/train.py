@@ -168,8 +168,8 @@ class Training:
             lines.write(line + "\n")
 
     def logits(self, ids: Int64[Tensor, "rows time"]) -> Float[Tensor, "rows time vocab"]:
-        """Run the model as it is trained: bfloat16 products on a GPU, the recurrence in float32."""
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+        """Run the model as it is trained: bfloat16 products, the recurrence in float32."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
             return self.model(ids)
 
     def quick_evaluation(self) -> None:

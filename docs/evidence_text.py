@@ -1,0 +1,200 @@
+"""Tables and figure of the evidence on the built-in models, from its records."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from matplotlib.figure import Figure
+
+from replayeval.report.schema import ArmReport, KLReport, RoundingRatio
+from replayeval.report.text import tokens_label, with_interval
+from replayssm.policy import Policy
+
+Records = Mapping[str, Mapping[str, Any]]
+CONTROL = "shared:fp32"
+
+
+def _short(policy: str) -> str:
+    return policy.removesuffix("@L=16")
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_row(head), _row(["---"] * len(head)), *(_row(row) for row in rows)]
+
+
+def _points(arm: ArmReport, lengths: Sequence[int]) -> list[str]:
+    by_length = {point.n: point for point in arm.by_length}
+    cells: list[str] = []
+    for n in lengths:
+        point = by_length[n]
+        cells.append("—" if point.mean is None else with_interval(point.mean, point.ci95))
+    return cells
+
+
+def _recall(record: Mapping[str, Any]) -> dict[str, str]:
+    reference = record["reference"]
+    cells = {"reference": f"{100 * reference['accuracy']:.1f}%"}
+    for arm in record["arms"]:
+        low, high = arm["ci95"] or (None, None)
+        change = 100 * arm["delta"]
+        cells[arm["answers"]["policy"]] = (
+            f"{change:+.1f}" if low is None else f"{change:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        )
+    return cells
+
+
+def readme_block(records: Records) -> str:
+    """Return the README's tables: KL by length and recall, one table per model."""
+    lines: list[str] = []
+    for name, record in records.items():
+        report = cast(KLReport, record["kl"])
+        lengths = [n for n in (1024, 4096, 8192, 32768) if any(p.n == n for p in report.arms[0].by_length)]
+        recall = _recall(record["recall"])
+        rows = [
+            [f"`{_short(arm.policy)}`", f"{arm.bits_per_element:.3g}", *_points(arm, lengths), recall[arm.policy]]
+            for arm in report.arms
+        ]
+        answered = record["recall"]
+        lines += [
+            f"`builtin:{name}`, {report.docs} documents; recall of {answered['answers']} answers in "
+            f"{answered['reference']['documents']} documents of {tokens_label(answered['tokens'])} tokens, "
+            f"{recall['reference']} with the float32 reference:",
+            "",
+            *_table(
+                ["policy", "bits", *(f"KL to {tokens_label(n)}" for n in lengths), "recall, change in points"], rows
+            ),
+            "",
+        ]
+    lines.append("![KL by length, rounding ratio and window sweep of the built-in models](docs/evidence/builtin.png)")
+    return "\n".join(lines)
+
+
+def windows_and_ratios(records: Records) -> str:
+    """Return the tables of docs/builtin.md: RTN over SR by length, and KL by replay window."""
+    lines: list[str] = []
+    for name, record in records.items():
+        report, windows = cast(KLReport, record["kl"]), cast(KLReport, record["windows"])
+        lengths = [point.n for point in report.arms[0].by_length]
+        lines += [
+            f"`builtin:{name}`, mean KL with rounding to nearest over that with stochastic rounding, up to N and "
+            "(in brackets) its interval; above 1, stochastic rounding is better:",
+            "",
+            *_table(
+                ["formats", *(tokens_label(n) for n in lengths)],
+                [[f"`{_short(ratio.nearest)}`", *_ratio_cells(ratio)] for ratio in report.rounding_ratios],
+            ),
+            "",
+            f"`builtin:{name}`, mean KL up to {tokens_label(windows.arms[0].by_length[-1].n)} by replay window "
+            f"({windows.docs} documents):",
+            "",
+            *_window_table(windows),
+            "",
+        ]
+    return "\n".join(lines).rstrip()
+
+
+def _ratio_cells(ratio: RoundingRatio) -> list[str]:
+    cells: list[str] = []
+    for point in ratio.by_length:
+        if point.ratio is None:
+            cells.append("—")
+        elif point.ci95 is None:
+            cells.append(f"{point.ratio:.2f}")
+        else:
+            cells.append(f"{point.ratio:.2f} [{point.ci95[0]:.2f}, {point.ci95[1]:.2f}]")
+    return cells
+
+
+def _by_form(windows: KLReport) -> dict[str, dict[int, ArmReport]]:
+    forms: dict[str, dict[int, ArmReport]] = {}
+    for arm in windows.arms:
+        policy = Policy.parse(arm.policy)
+        form = arm.policy.split("@")[0]
+        if form != CONTROL:
+            forms.setdefault(form, {})[policy.window] = arm
+    return forms
+
+
+def _window_table(windows: KLReport) -> list[str]:
+    forms = _by_form(windows)
+    sizes = sorted({window for arms in forms.values() for window in arms})
+    rows = [
+        [f"`{form}`", *(_points(arms[size], [arms[size].by_length[-1].n])[0] for size in sizes)]
+        for form, arms in forms.items()
+    ]
+    return _table(["policy", *(f"L = {size}" for size in sizes)], rows)
+
+
+def evidence_figure(records: Records) -> Figure:
+    """Draw one row per model: KL by length, local RTN/SR ratio by length, KL by window."""
+    figure = Figure(figsize=(15, 4.4 * len(records)), layout="constrained")
+    grid = cast(Any, figure).subplots(len(records), 3, squeeze=False)
+    for (name, record), (left, middle, right) in zip(records.items(), grid, strict=True):
+        _draw_lengths(left, name, record["kl"])
+        _draw_ratios(middle, name, record["kl"])
+        _draw_windows(right, name, record["windows"])
+    return figure
+
+
+def _length_axis(axes: Any, lengths: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [tokens_label(n) for n in lengths])
+    axes.minorticks_off()
+    axes.grid(visible=True, alpha=0.3)
+
+
+def _draw_lengths(axes: Any, name: str, report: KLReport) -> None:
+    for index, arm in enumerate(report.arms):
+        points = [p for p in arm.by_length if p.local_mean]
+        style = {"color": "0.5", "linestyle": "--"} if arm.policy.startswith(CONTROL) else {"color": f"C{index % 10}"}
+        axes.plot(
+            [p.n for p in points], [p.local_mean for p in points], marker="o", ms=3, label=_short(arm.policy), **style
+        )
+        bands = [(p.n, *p.local_ci95) for p in points if p.local_ci95 is not None and p.local_ci95[0] > 0]
+        axes.fill_between(*zip(*bands, strict=True), color=style["color"], alpha=0.15) if bands else None
+    axes.set_yscale("log")
+    _length_axis(axes, [p.n for p in report.arms[0].by_length])
+    axes.set(
+        xlabel="N (tokens)", ylabel="KL over (N/2, N], nats per token", title=f"builtin:{name}, window {report.window}"
+    )
+    axes.legend(fontsize="x-small")
+
+
+def _draw_ratios(axes: Any, name: str, report: KLReport) -> None:
+    for ratio in report.rounding_ratios:
+        points = [p for p in ratio.by_length if p.local_ratio is not None]
+        axes.plot([p.n for p in points], [p.local_ratio for p in points], marker="o", ms=3, label=_short(ratio.nearest))
+        bands = [(p.n, *p.local_ci95) for p in points if p.local_ci95 is not None]
+        if bands:
+            axes.fill_between(*zip(*bands, strict=True), alpha=0.15)
+    axes.axhline(1.0, color="0.5", linestyle=":")
+    axes.set_yscale("log", base=2)
+    _length_axis(axes, [p.n for p in report.arms[0].by_length])
+    axes.set(xlabel="N (tokens)", ylabel="KL, nearest / stochastic, over (N/2, N]", title=f"builtin:{name}: rounding")
+    axes.legend(fontsize="x-small")
+
+
+def _draw_windows(axes: Any, name: str, windows: KLReport) -> None:
+    forms = _by_form(windows)
+    sizes = sorted({size for arms in forms.values() for size in arms})
+    for form, arms in forms.items():
+        points = [(size, arm.by_length[-1]) for size, arm in sorted(arms.items()) if arm.by_length[-1].mean is not None]
+        axes.plot([size for size, _ in points], [p.mean for _, p in points], marker="o", ms=3, label=form)
+        bands = [(size, *p.ci95) for size, p in points if p.ci95 is not None]
+        if bands:
+            axes.fill_between(*zip(*bands, strict=True), alpha=0.15)
+    axes.set_yscale("log")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.grid(visible=True, alpha=0.3)
+    length = tokens_label(windows.arms[0].by_length[-1].n)
+    axes.set(
+        xlabel="replay window L (tokens)",
+        ylabel=f"mean KL to {length}, nats per token",
+        title=f"builtin:{name}: window",
+    )
+    axes.legend(fontsize="x-small")

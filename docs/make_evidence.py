@@ -1,0 +1,214 @@
+"""Measure the built-in models and put what comes out into the documents: `make evidence`.
+
+Writes docs/evidence/MODEL-{kl,windows,recall}.json, the figure docs/evidence/builtin.png, the tables between the marks
+in README.md and docs/builtin.md, and the numbers that `replayeval models` prints. What was measured before is taken
+from the working directory, so a stopped measurement goes on. `--draw` only renews figure and tables from the records.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from evidence_text import evidence_figure, readme_block, windows_and_ratios
+
+from replayeval.engine.forcing import Forcing
+from replayeval.engine.precision import exact_float32
+from replayeval.engine.recall import recalled_answers
+from replayeval.measure import measure_kl
+from replayeval.models.builtin import BUILTIN_MODELS, builtin_corpus, builtin_path
+from replayeval.models.builtin.documents import DocumentKind
+from replayeval.report.schema import KLReport
+from replayeval.stats.paired import ArmAnswers, compare
+from replayeval.subject import load_subject, parse_policies
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "evidence"
+POLICIES = (
+    "shared:fp32",
+    "shared:fp16+sr",
+    "shared:fp8",
+    "shared:fp8+sr",
+    "shared:nvfp4",
+    "shared:nvfp4+sr",
+    "separate:fp8/fp16+sr",
+    "separate:nvfp4/fp32",
+    "separate:nvfp4/fp16+sr",
+)
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+WINDOWS = (1, 4, 16, 64)
+RECALL_TOKENS = 4096
+SLICE_POLICIES = ("shared:fp8", "shared:nvfp4", "separate:nvfp4/fp32")
+SLICE_CHUNKS = (1024, 1000, 700, 512, 333, 128)
+SLICES = ROOT / "tests" / "models" / "builtin_slices.json"
+
+
+def _progress(name: str) -> Any:
+    last = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        percent = 100 * done // total
+        if percent != last:
+            last = percent
+            print(f"\r{name}: {percent}% of {total} tokens", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def measure_lengths(name: str, work: Path, docs: int, device: str) -> KLReport:
+    """Measure all policies over documents of 32K tokens."""
+    result = measure_kl(
+        f"builtin:{name}",
+        arms=POLICIES,
+        lengths=LENGTHS,
+        docs=docs,
+        device=device,
+        out=work / f"{name}-kl",
+        resume=True,
+        progress=_progress(f"{name} KL"),
+    )
+    return result.report
+
+
+def measure_windows(name: str, work: Path, docs: int, device: str) -> KLReport:
+    """Measure shared and separate checkpoints over the replay window."""
+    forms = ("shared:fp8", "shared:nvfp4", "separate:nvfp4/fp32")
+    arms = ["shared:fp32@L=16", *(f"{form}@L={window}" for form in forms for window in WINDOWS)]
+    result = measure_kl(
+        f"builtin:{name}",
+        arms=arms,
+        lengths=(4096,),
+        docs=docs,
+        device=device,
+        out=work / f"{name}-windows",
+        resume=True,
+        progress=_progress(f"{name} windows"),
+    )
+    return result.report
+
+
+def measure_recall(name: str, docs: int, device: str) -> dict[str, Any]:
+    """Count the answers that each policy has right, paired with the reference."""
+    subject = load_subject(f"builtin:{name}", None, dtype="auto", device=device, revision=None, trust_remote_code=False)
+    books = builtin_corpus(docs, RECALL_TOKENS, 0, mixture=(DocumentKind.RECALL,))
+    forcing = Forcing(arms=parse_policies(POLICIES, None, 16))
+    show = _progress(f"{name} recall")
+    done = 0
+
+    def advanced(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        show(done, docs * RECALL_TOKENS)
+
+    with exact_float32():
+        answered = recalled_answers(subject.head, books, forcing, progress=advanced)
+    arms = [
+        ArmAnswers(policy=policy, scores=[document.right[row].astype(np.float64) for document in answered])
+        for row, policy in enumerate(answered[0].policies)
+    ]
+    comparison = compare(arms[0], arms[1:], seed=0)
+    answers = sum(document.right.shape[1] for document in answered)
+    return {"tokens": RECALL_TOKENS, "answers": answers, **dataclasses.asdict(comparison)}
+
+
+def measure_slice(name: str, device: str) -> dict[str, Any]:
+    """Measure one document of 2K tokens, and how far its means move when only float32 sums are taken in another order.
+
+    Where a rounding falls the other way, everything after it is another sample of the same error. The spread over
+    chunk sizes is therefore what a repetition on another machine has to keep to.
+    """
+    means: dict[str, list[float]] = {policy: [] for policy in SLICE_POLICIES}
+    nll = 0.0
+    for chunk in SLICE_CHUNKS:
+        result = measure_kl(f"builtin:{name}", arms=SLICE_POLICIES, lengths=(2048,), docs=1, chunk=chunk, device=device)
+        for policy, scores in zip(SLICE_POLICIES, result.scores[0].kl_nats, strict=True):
+            means[policy].append(float(scores.mean()))
+        nll = float(result.scores[0].nll_reference_nats.mean())
+    logs = {policy: np.log(values) for policy, values in means.items()}
+    return {
+        "tokens": 2048,
+        "chunks": list(SLICE_CHUNKS),
+        "nll_reference_nats": nll,
+        "kl_nats": {policy: float(np.exp(values.mean())) for policy, values in logs.items()},
+        "log_spread": {policy: float(values.std(ddof=1)) for policy, values in logs.items()},
+    }
+
+
+def keep_in_package(name: str, kl: KLReport, recall: dict[str, Any]) -> None:
+    """Put the numbers that `replayeval models` prints beside the weights."""
+    path = builtin_path(name) / "policies.json"
+    arms = {arm["answers"]["policy"]: arm for arm in recall["arms"]}
+    at_8k = {arm.policy: next(point for point in arm.by_length if point.n == 8192) for arm in kl.arms}
+    record = {
+        "tokens": {"kl": 8192, "recall": RECALL_TOKENS},
+        "documents": {"kl": kl.docs, "recall": recall["reference"]["documents"]},
+        "recall_reference": recall["reference"]["accuracy"],
+        "policies": {
+            policy: {
+                "kl_nats": point.mean,
+                "kl_ci95": point.ci95,
+                "recall_delta": arms[policy]["delta"],
+                "recall_delta_ci95": arms[policy]["ci95"],
+            }
+            for policy, point in at_8k.items()
+        },
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _put(path: Path, block: str) -> None:
+    start, end = "<!-- evidence -->", "<!-- end of evidence -->"
+    text = path.read_text(encoding="utf-8")
+    before, rest = text.split(start)
+    _, after = rest.split(end)
+    path.write_text(f"{before}{start}\n{block}\n{end}{after}", encoding="utf-8")
+
+
+def draw() -> None:
+    """Renew figure and tables from the records."""
+    records = {name: _load(name) for name in BUILTIN_MODELS}
+    evidence_figure(records).savefig(RECORDS / "builtin.png", dpi=110)
+    _put(ROOT / "README.md", readme_block(records))
+    _put(ROOT / "docs" / "builtin.md", windows_and_ratios(records))
+
+
+def _load(name: str) -> dict[str, Any]:
+    return {
+        "kl": KLReport.load(RECORDS / f"{name}-kl.json"),
+        "windows": KLReport.load(RECORDS / f"{name}-windows.json"),
+        "recall": json.loads((RECORDS / f"{name}-recall.json").read_text(encoding="utf-8")),
+    }
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", action="store_true", help="renew figure and tables from the records, measure nothing")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "evidence", help="where measurements are kept")
+    parser.add_argument("--models", nargs="+", default=list(BUILTIN_MODELS), choices=BUILTIN_MODELS)
+    parser.add_argument("--docs", type=int, default=8, help="documents of 32K tokens; twice as many for recall")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    RECORDS.mkdir(exist_ok=True)
+    if not options.draw:
+        slices = json.loads(SLICES.read_text(encoding="utf-8")) if SLICES.is_file() else {}
+        for name in options.models:
+            slices[name] = measure_slice(name, options.device)
+            SLICES.write_text(json.dumps(slices, indent=1) + "\n", encoding="utf-8")
+            recall = measure_recall(name, 2 * options.docs, options.device)
+            (RECORDS / f"{name}-recall.json").write_text(json.dumps(recall, indent=1) + "\n", encoding="utf-8")
+            windows = measure_windows(name, options.work, max(1, options.docs // 2), options.device)
+            (RECORDS / f"{name}-windows.json").write_text(windows.to_json() + "\n", encoding="utf-8")
+            kl = measure_lengths(name, options.work, options.docs, options.device)
+            (RECORDS / f"{name}-kl.json").write_text(kl.to_json() + "\n", encoding="utf-8")
+            keep_in_package(name, kl, recall)
+    if all((RECORDS / f"{name}-kl.json").is_file() for name in BUILTIN_MODELS):
+        draw()
+
+
+if __name__ == "__main__":
+    main()
