@@ -1,6 +1,7 @@
 """Which tasks there are: those of this project under short names, and all of lm-eval's."""
 
 import difflib
+import functools
 import logging
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -14,15 +15,16 @@ from replayeval.errors import ConfigError
 from replayeval.report.text import printable
 
 LM_EVAL_PREFIX = "lm-eval:"
-OWN = {
-    "mmlu_pro": "replayeval_mmlu_pro",
-    "gpqa_diamond": "replayeval_gpqa_diamond",
-    "math_l5": "replayeval_math_l5",
-    "ruler": "replayeval_ruler",
-    **{f"ruler_{label}": f"replayeval_ruler_{label}" for label in ("4k", "8k", "16k", "32k", "64k", "128k")},
-    "smoke": "replayeval_smoke",
-}
-"""Short names on the command line, with the names under which lm-eval knows the tasks."""
+SHORT_NAMES = (
+    "mmlu_pro",
+    "gpqa_diamond",
+    "math_l5",
+    "ruler",
+    *(f"ruler_{label}" for label in ("4k", "8k", "16k", "32k", "64k", "128k")),
+    "smoke",
+)
+"""Names of this project's tasks on the command line; lm-eval knows them with a prefix."""
+_OWN_PREFIX = "replayeval_"
 _NAMES = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([^\s\"'#]+)|^\s*- [\"']?([\w.+-]+)[\"']?\s*$", re.MULTILINE)
 
 
@@ -42,16 +44,18 @@ def task_folder() -> Path:
 def lm_eval_name(name: str) -> str:
     """Return the name under which lm-eval knows a task of the command line.
 
-    Short names mean this project's tasks; `lm-eval:mmlu_pro` means lm-eval's own of that name.
+    Short names mean this project's tasks and their members (`ruler_4k_vt`); `lm-eval:mmlu_pro` means lm-eval's own of
+    that name.
     """
     if name.startswith(LM_EVAL_PREFIX):
         return name.removeprefix(LM_EVAL_PREFIX)
-    return OWN.get(name, name)
+    own = f"{_OWN_PREFIX}{name}"
+    return own if own in _own_names() else name
 
 
 def short_name(name: str) -> str:
     """Return the shortest name of a task that the command line takes."""
-    return name.removeprefix("replayeval_")
+    return name.removeprefix(_OWN_PREFIX)
 
 
 def load(names: Sequence[str], *, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +103,7 @@ def check_names(names: Sequence[str]) -> None:
     """
     if not names:
         raise ConfigError("--tasks: expected at least one task, got none.")
-    own = _written_names(task_folder())
+    own = _own_names()
     if any(lm_eval_name(name) not in own for name in names):
         import lm_eval.tasks  # pyright: ignore[reportMissingTypeStubs]
 
@@ -126,11 +130,16 @@ def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
         return
     hints: list[str] = []
     for name in unknown:
-        near = difflib.get_close_matches(lm_eval_name(name).lower(), [*OWN, *sorted(known)], n=3, cutoff=0.6)
+        near = difflib.get_close_matches(lm_eval_name(name).lower(), [*SHORT_NAMES, *sorted(known)], n=3, cutoff=0.6)
         hints.append(f"{printable(name)!r}" + (f" (did you mean {' or '.join(near)}?)" if near else ""))
     raise ConfigError(
-        f"--tasks: unknown {', '.join(hints)}. Short names are {', '.join(OWN)}; any task of lm-eval works too."
+        f"--tasks: unknown {', '.join(hints)}. Short names are {', '.join(SHORT_NAMES)}; any task of lm-eval works too."
     )
+
+
+@functools.cache
+def _own_names() -> frozenset[str]:
+    return frozenset(_written_names(task_folder()))
 
 
 def _written_names(folder: Path) -> set[str]:

@@ -142,14 +142,16 @@ def _written_samples(folder: Path, kind: str, length: int) -> list[Row]:
 
 def _generated(kind: str, length: int, tokenizer: Any, samples: int) -> list[Row]:
     try:
-        generate = _niah_generator(kind) if kind in _NIAH else _other_generator(kind)
-    except ImportError as error:
-        raise ConfigError(f"ruler: {error}; install it with `pip install 'lm_eval[ruler]'`.") from None
-    try:
-        with _seeded(f"{kind}/{length}"):
+        with _own_random_state():
+            # Importing them draws random numbers too, the first time.
+            generate = _niah_generator(kind) if kind in _NIAH else _other_generator(kind)
+            random.seed(f"{kind}/{length}")
+            np.random.seed(random.getrandbits(32))  # noqa: NPY002
             rows = generate(tokenizer, length, samples)
     except ConfigError:
         raise
+    except ImportError as error:
+        raise ConfigError(f"ruler: {error}; install it with `pip install 'lm_eval[ruler]'`.") from None
     except Exception as error:  # of the network, of NLTK's data, or of a length too short for the task
         raise ConfigError(
             f"ruler: {kind} at {length} tokens cannot be generated ({type(error).__name__}: {str(error)[:200]}). Texts "
@@ -162,9 +164,7 @@ _Generator = Callable[[Any, int, int], list[Row]]
 
 
 def _niah_generator(kind: str) -> _Generator:
-    from lm_eval.tasks.ruler import prepare_niah  # pyright: ignore[reportMissingTypeStubs]
-
-    module: Any = prepare_niah
+    module = _niah_module(sentences=_NIAH[kind]["type_haystack"] == "essay")
 
     def generate(tokenizer: Any, length: int, samples: int) -> list[Row]:
         options = _NIAH[kind]
@@ -178,6 +178,27 @@ def _niah_generator(kind: str) -> _Generator:
         )
 
     return generate
+
+
+def _fetch_nothing(*_: object) -> bool:
+    return True
+
+
+def _niah_module(*, sentences: bool) -> Any:
+    """Import lm-eval's needles without the data to cut sentences with, which it fetches and only essays need."""
+    import nltk  # pyright: ignore[reportMissingTypeStubs]
+
+    fetch = nltk.download  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    try:
+        # Without a network the attempt takes a minute.
+        nltk.download = _fetch_nothing
+        from lm_eval.tasks.ruler import prepare_niah  # pyright: ignore[reportMissingTypeStubs]
+    finally:
+        nltk.download = fetch
+    module: Any = prepare_niah
+    if sentences:
+        module.download_nltk_resources()
+    return module
 
 
 def _other_generator(kind: str) -> _Generator:
@@ -233,11 +254,9 @@ def _check_room(kind: str, length: int, needed: int) -> None:
 
 
 @contextmanager
-def _seeded(text: str) -> Generator[None]:
-    """Give the generators a global random state of their own, and put the caller's back."""
+def _own_random_state() -> Generator[None]:
+    """Give the caller's global random states back, which the generators draw from."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    random.seed(text)
-    np.random.seed(random.getrandbits(32))  # noqa: NPY002
     try:
         yield
     finally:
