@@ -266,7 +266,12 @@ class Checkpoint:
 
     @staticmethod
     def join(
-        parts: "Sequence[Checkpoint]", rows: Sequence[Sequence[int]], *, lanes: Lanes, bits: RandomBits
+        parts: "Sequence[Checkpoint]",
+        rows: Sequence[Sequence[int]],
+        *,
+        lanes: Lanes,
+        bits: RandomBits,
+        triton: TritonWalk | None = None,
     ) -> "Checkpoint":
         """A new checkpoint of chosen rows of several ones, which stay as they are.
 
@@ -275,6 +280,7 @@ class Checkpoint:
             rows: Which rows of each part, in order; a row may be chosen several times.
             lanes: The copies of the chosen rows.
             bits: Source of random bits of the chosen rows.
+            triton: What walks the windows of the chosen rows, if kernels do.
         """
         place: dict[tuple[int, int, int], int] = {}
         for number, part in enumerate(parts):
@@ -287,7 +293,7 @@ class Checkpoint:
         index = torch.tensor(members, device=parts[0]._states.device)
 
         joined = copy.copy(parts[0])
-        joined._lanes, joined._bits = lanes, bits
+        joined._lanes, joined._bits, joined._triton = lanes, bits, triton
         joined._states = torch.cat([part._states for part in parts]).index_select(0, index)
         joined.stores = sum(part.stores for part in parts)
         if all(part._residuals is None for part in parts):

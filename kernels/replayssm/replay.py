@@ -157,14 +157,15 @@ class StateBank:
             rows: Which rows of each, in order; a row may be chosen several times. All rows when absent.
 
         Raises:
-            ValueError: When a bank is still in its prompt, when banks differ in seed or layers, or no row is chosen.
+            ValueError: When a bank is still in its prompt, when banks differ in seed, execution or layers, or no
+                row is chosen.
         """
         if rows is None:
             rows = [range(bank.rows) for bank in banks]
         if any(bank._prompt for bank in banks):
             raise ValueError("expected banks that were handed over, got one that is still reading its prompt")
-        if len({bank._seed for bank in banks}) > 1 or len({bank._merge_lossless for bank in banks}) > 1:
-            raise ValueError("expected banks with one seed and one way to walk lossless rows, got different ones")
+        if len({(bank._seed, bank._merge_lossless, bank._execution) for bank in banks}) > 1:
+            raise ValueError("expected banks with one seed and one way to walk windows, got different ones")
         if len({frozenset(bank._checkpoints) for bank in banks}) > 1:
             raise ValueError(f"expected banks of the same layers, got {[sorted(b._checkpoints) for b in banks]}")
         chosen = [(bank, row) for bank, wanted in zip(banks, rows, strict=True) for row in wanted]
@@ -174,6 +175,7 @@ class StateBank:
             seed=banks[0]._seed,
             merge_lossless=banks[0]._merge_lossless,
             observer=banks[0]._observer,
+            execution=banks[0]._execution,
         )
         for layer in banks[0]._checkpoints:
             parts = [bank._checkpoints[layer] for bank in banks]
@@ -183,6 +185,7 @@ class StateBank:
                 rows,
                 lanes=joined._lanes_for(states.dtype),
                 bits=joined._bits(layer, elements=states[0].numel(), device=states.device),
+                triton=joined._triton,
             )
         return joined
 
@@ -243,8 +246,9 @@ class StateBank:
         per_token = heads * (4 * d_v + 4 * widest + (4 * d_k if checkpoint.recurrence is Recurrence.KDA else 1))
         per_step = len(lanes.rows) * widest * (per_token + 4 * inputs.key.shape[-2] * d_k)
         if self._triton is not None:
-            # The kernels keep two squares of PIECE_TOKENS per piece and head.
+            # The kernels keep two squares of PIECE_TOKENS per piece and head, and the read copies of every window.
             per_step = self.rows * -(-widest // PIECE_TOKENS) * heads * 2 * PIECE_TOKENS**2
+            per_step += (len(lanes.rows) - self.rows) * heads * d_v * d_k
         longest = max(1, _SLAB_ELEMENTS // per_step)
         key = (
             checkpoint.cursors.key(),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from replayssm.backend import Execution
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.replay import StateBank
@@ -116,6 +117,9 @@ def test_what_cannot_be_joined_is_refused() -> None:
     other = [StateBank([policy], sequences=[0], seed=seed) for seed in (0, 1)]
     with pytest.raises(ValueError, match="one seed"):
         StateBank.join(other)
+    kernels = [StateBank([policy], sequences=[0], seed=0, execution=Execution.parse(e)) for e in ("torch", "triton")]
+    with pytest.raises(ValueError, match="one way to walk"):
+        StateBank.join(kernels)
     inputs = to_torch([make_inputs(Recurrence.GDN, GROUPED, 2)])
     used = StateBank([policy], sequences=[0], seed=0)
     used.advance(LAYER, Recurrence.GDN, inputs)
@@ -135,3 +139,14 @@ def test_what_error_feedback_has_lost_moves_too() -> None:
     part = StateBank.join([bank], [[1, 0]])
     got = run_bank(part, Recurrence.MAMBA2, stacked([cut(tokens, 8, 20)]).map(lambda x: x.flip(0)))
     assert not disagreements(["bf16", "int8"], list(got), [truth[1, 8:], truth[0, 8:]])
+
+
+def test_joined_rows_go_on_under_the_kernels_of_their_bank_with_random_bits_of_their_own_sequences() -> None:
+    policy = Policy.parse("shared:fp8+sr@L=2")
+    triton = Execution.parse("triton")
+    banks = [StateBank([policy], sequences=[number], seed=0, execution=triton) for number in (8, 5)]
+    joined = StateBank.join(banks, [[0], [0, 0]])
+    assert joined.execution == triton
+    walk = joined._triton
+    assert walk is not None and walk is not banks[0]._triton
+    assert joined._sequences.tolist() == [8, 5, 5]
