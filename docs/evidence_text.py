@@ -114,7 +114,7 @@ def _by_form(windows: KLReport) -> dict[str, dict[int, ArmReport]]:
         policy = Policy.parse(arm.policy)
         form = arm.policy.split("@")[0]
         if form != CONTROL:
-            forms.setdefault(form, {})[policy.window] = arm
+            forms.setdefault(form, {})[policy.window_tokens] = arm
     return forms
 
 

@@ -21,9 +21,10 @@ from replayeval.engine.recall import recalled_answers
 from replayeval.measure import measure_kl
 from replayeval.models.builtin import BUILTIN_MODELS, builtin_corpus, builtin_path
 from replayeval.models.builtin.documents import DocumentKind
+from replayeval.policies import parse_policies
 from replayeval.report.schema import KLReport
 from replayeval.stats.paired import ArmAnswers, compare
-from replayeval.subject import load_subject, parse_policies
+from replayeval.subject import load_subject
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "evidence"
