@@ -1,5 +1,6 @@
 """Decode kernels against the field's conventional ones and the card's own bandwidth, after a check of correctness."""
 
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +8,15 @@ from typing import Any
 
 import torch
 
-from replayeval.engine.kernel_cases import SHAPES, Clock, GraphClock, LayerSets, random_slots, random_token
+from replayeval.engine.kernel_cases import (
+    SHAPES,
+    Clock,
+    GraphClock,
+    LayerSets,
+    compile_ahead,
+    random_slots,
+    random_token,
+)
 from replayeval.engine.kernel_peers import best_peer, ceilings, check_peer, peers, relative_error
 from replayeval.errors import ConfigError, NumericsError
 from replayssm.decode import Launch, advance, decode_step, default_launch
@@ -159,6 +168,9 @@ def bench_kernels(
     generator = torch.Generator("cuda").manual_seed(0)
     say("measuring the bandwidth of this card")
     speeds = ceilings()
+    say("compiling")
+    texts = [*_policies(read_formats), "conventional:fp32", *(f"shared:fp32@L={w}" for w in windows)]
+    compile_ahead([(name, text) for name in shapes for text in dict.fromkeys(texts)], max(1, (os.cpu_count() or 2) - 2))
     say("checking all kernels against float64")
     accuracy = [check(name, text, generator) for name in shapes for text in _policies(read_formats)]
     timings: list[KernelTiming] = []

@@ -1,14 +1,16 @@
 """What `replayeval bench kernels` runs: the layers of the paper's models, random tokens for them, and a clock."""
 
+import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from replayssm.decode import DecodeToken, Launch, PreparedStep, advance, prepare_step
+from replayssm.decode import DecodeToken, Launch, PreparedStep, advance, default_launch, prepare_step
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape, Mamba2Constants
@@ -146,10 +148,9 @@ class LayerSets:
         if any(c.kernel.whole_head for c in self.slots[0].copies):
             return found
         d_v = self.slots[0].shape.d_v
-        for rows in (16, 32, 64):
+        for rows, warps in ((16, 4), (32, 4), (32, 8), (64, 8)):
             if d_v % rows == 0:
-                tiles = (1,) if self.batch <= 8 else (1, d_v // rows)
-                found += [Launch(rows=rows, tiles=t, warps=w) for t in dict.fromkeys(tiles) for w in (4, 8)]
+                found += [Launch(rows=rows, tiles=t, warps=warps) for t in dict.fromkeys((1, d_v // rows))]
         return found
 
     def prepare(self, launch: Launch | None) -> list[PreparedStep]:
@@ -184,3 +185,26 @@ class LayerSets:
                 advance(self.cursors, self.index, window=self.window)
 
         return clock.seconds(run) / (len(steps) * self.window)
+
+
+def compile_ahead(jobs: Sequence[tuple[str, str]], workers: int) -> None:
+    """Fill Triton's cache on disk: every launch of every policy, in many processes, for compilation is serial in one.
+
+    Args:
+        jobs: Names of shapes and policies.
+        workers: Processes.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+        list(pool.map(_compile, jobs, chunksize=1))
+
+
+def _compile(job: tuple[str, str]) -> None:
+    name, text = job
+    generator = torch.Generator("cuda").manual_seed(0)
+    sets = LayerSets(SHAPES[name], Policy.parse(text), 2, generator, stored_bytes=CACHE_BYTES)
+    for batch in (2, 4096):
+        # The default launch depends on the batch, the others do not.
+        for launch in [default_launch(sets.slots[0], batch), *sets.candidates()[1:]]:
+            sets.prepare(launch)[0].run()
+    torch.cuda.synchronize()

@@ -1,0 +1,160 @@
+"""Compile the decode and streaming kernels for an H200 on a machine without a card, and say what they need.
+
+    python benchmarks/compile_for_hopper.py [--quick]
+
+ptxas comes with Triton, so registers, spills and instructions are known before any card is: one line per kernel. Exits
+with 1 where a kernel that has to be fast spills. Does not run under `TRITON_INTERPRET=1`.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from replayeval.engine.kernel_cases import SHAPES
+from replayssm.decode import DecodeToken, Launch, prepare_step
+from replayssm.policy import Policy
+from replayssm.records import Recurrence
+from replayssm.slots import DecodeCursors, DecodeSlots, Mamba2Constants
+from replayssm.streaming_kl import Finish, StreamLaunch, kernel_arguments
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+}
+INSTRUCTIONS = ("LDG", "STG", "LDL", "STL", "SHFL", "FFMA", "BAR", "MUFU", "HGMMA")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What a kernel needs.
+
+    Attributes:
+        registers: Per thread.
+        spilled: Bytes of stack per thread.
+        shared: Bytes of shared memory per program.
+        instructions: How often each kind occurs in the machine code.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    instructions: dict[str, int]
+
+
+def compile_kernel(kernel: Any, arguments: dict[str, Any], *, warps: int, stages: int = 3) -> Compiled:
+    """Compile a kernel for these arguments, whose tensors need no data, as a launch would."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for position, parameter in enumerate(kernel.params):
+        name = parameter.name
+        value = arguments[name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = POINTERS[value.dtype]
+            attributes[(position,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "kernel.cubin"
+        binary.write_bytes(compiled.asm["cubin"])
+        usage = subprocess.run([tools / "cuobjdump", "-res-usage", binary], capture_output=True, text=True, check=True)
+        code = subprocess.run([tools / "nvdisasm", binary], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout)
+    if found is None:
+        raise ValueError(f"expected cuobjdump to report registers, got {usage.stdout[-300:]!r}")
+    return Compiled(
+        registers=int(found[1]),
+        spilled=int(found[2]),
+        shared=int(compiled.metadata.shared),
+        instructions={k: len(re.findall(rf"\b{k}\b", code)) for k in INSTRUCTIONS},
+    )
+
+
+def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int = 256) -> Compiled:
+    """The decode kernel of a layer under a policy."""
+    shape = SHAPES[name]
+
+    def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device="meta")
+
+    mamba = shape.recurrence is Recurrence.MAMBA2
+    constants = None
+    if mamba:
+        constants = Mamba2Constants(decay_rate=empty(shape.heads), dt_bias=empty(shape.heads), skip=empty(shape.heads))
+    slots = DecodeSlots(shape, Policy.parse(policy), slots=batch, constants=constants, device="meta")
+    channels = (shape.d_k,) if shape.recurrence is Recurrence.KDA else ()
+    half = torch.bfloat16
+    token = DecodeToken(
+        query=empty(batch, shape.key_heads, shape.d_k, dtype=half),
+        key=empty(batch, shape.key_heads, shape.d_k, dtype=half),
+        value=empty(batch, shape.heads, shape.d_v, dtype=half),
+        log_decay=None if mamba else empty(batch, shape.heads, *channels),
+        beta=None if mamba else empty(batch, shape.heads),
+        dt=empty(batch, shape.heads) if mamba else None,
+    )
+    out = empty(batch, shape.heads, shape.d_v, dtype=half)
+    index = empty(batch, dtype=torch.int32)
+    step = prepare_step(slots, DecodeCursors(slots=batch, device="meta"), token, index, out=out, launch=launch)
+    return compile_kernel(step.kernel, step.arguments, warps=step.launch.warps)
+
+
+def streaming_kernel(rows: int, cut: StreamLaunch) -> Compiled:
+    """The streaming KL kernel at the size of Qwen3.5-4B."""
+    from replayssm.streaming_kl_triton import streaming_kl_kernel
+
+    hidden = torch.empty(rows, 2048, 2560, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(248320, 2560, dtype=torch.bfloat16, device="meta")
+    targets = torch.empty(2048, dtype=torch.int64, device="meta")
+    given, constants, _ = kernel_arguments(hidden, weight, targets, bias=None, finish=Finish(), cut=cut)
+    names = [p.name for p in streaming_kl_kernel.params if not p.is_constexpr]
+    arguments = {**dict(zip(names, given, strict=True)), **constants}
+    return compile_kernel(streaming_kl_kernel, arguments, warps=cut.warps, stages=cut.stages)
+
+
+def main() -> None:
+    """Compile and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one decode kernel only")
+    quick = parser.parse_args().quick
+    failed = False
+    names = ("Nemotron-3-Super-120B-A12B",) if quick else tuple(SHAPES)
+    policies = ("shared:fp32@L=16",) if quick else ("shared:fp32@L=16", "conventional:fp32", "separate:nvfp4/fp32@L=16")
+    for name in names:
+        for policy in policies:
+            found = decode_kernel(name, policy, None)
+            print(f"{name}, {policy}: {found}", flush=True)
+            failed |= found.spilled > 0 and "nvfp4" not in policy
+    if not quick:
+        for rows in (2, 6):
+            print(f"streaming KL, {rows} rows: {streaming_kernel(rows, StreamLaunch())}", flush=True)
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()

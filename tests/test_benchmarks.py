@@ -1,0 +1,67 @@
+"""The benchmark scripts, as far as they go without a card."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from replayeval.engine.kernel_cases import SHAPES
+from replayeval.models.head import OutputHead
+from replayeval.models.hook import ssm_layers
+from tests.models import tiny
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "layers", "billions"),
+    [("qwen3.5-4b", "Qwen3.5-4B", 24, 4.21), ("nemotron-3-nano-4b", "Nemotron-3-Nano-4B", 21, 3.97)],
+)
+def test_configurations_have_the_layers_of_the_paper(name: str, shape: str, layers: int, billions: float) -> None:
+    model = script("h200").build(name, torch.device("meta"))
+    found = ssm_layers(model)
+    assert len(found) == layers
+    for layer in found:
+        assert (layer.heads, layer.d_v, layer.d_k) == SHAPES[shape].state
+        assert layer.key_heads == SHAPES[shape].key_heads
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_prefill_and_the_size_of_its_cache() -> None:
+    h200 = script("h200")
+    head = OutputHead(tiny.shared("qwen3_5"))
+    assert h200.cache_bytes(head, 3, 10) == 15 * h200.cache_bytes(head, 1, 2) > 0
+    h200.plain_prefill(head, np.arange(9) % head.vocabulary, 2, 4)
+
+
+def test_without_a_card_the_script_says_so(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    words = [sys.executable, str(FOLDER / "h200.py"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "expected a CUDA device" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_decode_kernel_compiles_for_hopper_without_spilling() -> None:
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    words = [sys.executable, str(FOLDER / "compile_for_hopper.py"), "--quick"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "spilled=0" in done.stdout
