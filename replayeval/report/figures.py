@@ -13,7 +13,7 @@ from replayeval.report.table import short_policy
 from replayeval.report.tasks_schema import TasksReport
 from replayeval.report.text import printable, tokens_label
 
-MOST_FIGURES = 12
+MOST_FIGURES = 4
 """Records of each kind that get figures; the page draws all others on demand."""
 _MARKERS = {"shared": "o", "separate": "D", "conventional": "s"}
 

@@ -64,7 +64,7 @@ def test_heavy_tails_are_borne() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("nights", [6, 10, 20, 28])
 def test_the_rate_at_one_percent(nights: int) -> None:
-    trials = 20_000
+    trials = 8000
     assert rate(nights, trials, level=0.01) <= 0.01 + 3 * (0.01 * 0.99 / trials) ** 0.5
 
 
