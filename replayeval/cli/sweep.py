@@ -61,7 +61,7 @@ def run(
     cells = expand(loaded)
     _check_published(loaded)
     measurer = live_measurer()
-    prepared = _prepare(loaded, cells, measurer, out, console=_console(stderr=not dry_run))
+    prepared = _prepare(loaded, cells, measurer, out, dry_run=dry_run)
     if dry_run:
         return
     try:
@@ -175,9 +175,10 @@ def progress_line(progress: Any) -> str:
 
 
 def _prepare(
-    plan: "Plan", cells: "list[Any]", measurer: "Measurer", out: str, *, console: "Console"
+    plan: "Plan", cells: "list[Any]", measurer: "Measurer", out: str, *, dry_run: bool
 ) -> "list[PreparedCell]":
     """Pin models and texts, and show the grid; it is shown, without what is done, even when that fails."""
+    from replayeval.store.files import Folder
     from replayeval.store.sweeps import STORE, SweepStore
     from replayeval.sweep.estimate import estimate, estimate_cells, measured_rates
     from replayeval.sweep.tables import grid_table
@@ -185,10 +186,12 @@ def _prepare(
     def show(estimates: "list[CellEstimate]") -> None:
         console.print(grid_table(plan, estimates))
 
-    from replayeval.store.files import Folder
-
+    console = _console(stderr=not dry_run)
     # A store that cannot be used is found before models and texts are fetched.
-    store = SweepStore.open(out) if Folder(out).exists(STORE) else None
+    if dry_run:
+        store = SweepStore.open(out) if Folder(out).exists(STORE) else None
+    else:
+        store = SweepStore.create(out)
     try:
         prepared = measurer.prepare(cells)
     except (ConfigError, StoreError):

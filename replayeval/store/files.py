@@ -68,6 +68,8 @@ class Folder:
             if self.local is not None:
                 return (self.local / name).read_bytes()
             return cast(bytes, self._fs.cat_file(self._full(name)))
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args) from error
         except FileNotFoundError:
             raise
         except OSError as error:

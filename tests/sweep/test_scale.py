@@ -1,0 +1,49 @@
+"""Ten thousand units are planned, resumed and collected in seconds and in little memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import json, os, resource, sys, time
+from replayeval.sweep.collect import results
+from replayeval.sweep.grid import expand
+from replayeval.sweep.runner import plan_manifest, run
+from tests.sweep.synthetic import SyntheticMeasurer, plan
+
+docs, store, found = int(sys.argv[2]), sys.argv[1], {}
+chosen = plan(models=10, windows=10, docs=docs)
+
+def clocked(name, work):
+    started = time.process_time()
+    result = work()
+    found[name] = time.process_time() - started
+    return result
+
+clocked("plan", lambda: plan_manifest(chosen, SyntheticMeasurer().prepare(expand(chosen))))
+os.fsync = lambda descriptor: None  # what the disk takes is not what is measured here
+found["written"] = run(chosen, store, measurer=SyntheticMeasurer()).measured
+found["reused"] = clocked("resume", lambda: run(chosen, store, resume=True, measurer=SyntheticMeasurer())).reused
+records = clocked("collect", lambda: results(store))
+found["records"], found["docs"] = len(records), sum(record.docs for record in records)
+found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("docs", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_many_units_take_seconds_and_little_memory(docs: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(docs)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["written"], found["reused"], found["records"], found["docs"]) == (100 * docs,) * 2 + (100, 100 * docs)
+    # Processor time: other processes on the machine make the clock on the wall useless.
+    assert found["plan"] < 10 and found["resume"] < 20 and found["collect"] < 60, found
+    assert found["peak_bytes"] < 1e9, found
