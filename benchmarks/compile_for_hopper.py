@@ -58,7 +58,7 @@ class Compiled:
     instructions: dict[str, int]
 
 
-def compile_kernel(kernel: Any, arguments: dict[str, Any], *, warps: int, stages: int = 3) -> Compiled:
+def compile_kernel(kernel: Any, arguments: dict[str, Any], *, warps: int, **options: int) -> Compiled:
     """Compile a kernel for these arguments, whose tensors need no data, as a launch would."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def compile_kernel(kernel: Any, arguments: dict[str, Any], *, warps: int, stages
             if value % 16 == 0:
                 attributes[(position,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": warps, **options})
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
@@ -121,7 +121,7 @@ def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int =
     out = empty(batch, shape.heads, shape.d_v, dtype=half)
     index = empty(batch, dtype=torch.int32)
     step = prepare_step(slots, DecodeCursors(slots=batch, device="meta"), token, index, out=out, launch=launch)
-    return compile_kernel(step.kernel, step.arguments, warps=step.launch.warps)
+    return compile_kernel(step.kernel, step.arguments, warps=step.launch.warps, **step.options)
 
 
 def streaming_kernel(rows: int, cut: StreamLaunch) -> Compiled:
@@ -134,7 +134,7 @@ def streaming_kernel(rows: int, cut: StreamLaunch) -> Compiled:
     given, constants, _ = kernel_arguments(hidden, weight, targets, bias=None, finish=Finish(), cut=cut)
     names = [p.name for p in streaming_kl_kernel.params if not p.is_constexpr]
     arguments = {**dict(zip(names, given, strict=True)), **constants}
-    return compile_kernel(streaming_kl_kernel, arguments, warps=cut.warps, stages=cut.stages)
+    return compile_kernel(streaming_kl_kernel, arguments, warps=cut.warps, num_stages=cut.stages)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from replayssm.formats.triton_format import block
+from replayssm.formats.triton_format import ElementCode, block
 from replayssm.launch import launch as launch_kernel
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, StoredCopy
@@ -77,18 +77,21 @@ class Launch:
         rows: Value rows of a tile, a power of two.
         tiles: Tiles that one program works through.
         warps: Warps of a program.
+        registers: Most registers per thread, or None to let the compiler choose. A flush that stores a scaled format
+            needs many, and would keep the steps that only read from sharing a multiprocessor.
     """
 
     rows: int
     tiles: int
     warps: int
+    registers: int | None = None
 
 
 def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     """The launch used unless another is given; `replayeval bench kernels` sweeps around it."""
     d_v = slots.shape.d_v
     if any(c.kernel.whole_head for c in slots.copies):
-        return Launch(rows=block(d_v), tiles=1, warps=8 if block(d_v) >= 64 else 4)
+        return Launch(rows=block(d_v), tiles=1, warps=8 if block(d_v) >= 64 else 4, registers=128)
     widest = max(c.kernel.tile_rows for c in slots.copies)
     if batch * slots.shape.heads < 2048:
         # Few sequences: one small tile per program, so that every multiprocessor has work.
@@ -149,13 +152,20 @@ class PreparedStep:
     arguments: dict[str, Any]
     launch: Launch
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the compiler beside the number of warps."""
+        return {} if self.launch.registers is None else {"maxnreg": self.launch.registers}
+
     def run(self) -> None:
         """Launch the kernel on the current stream."""
         names: list[str] = self.kernel.arg_names
         constants = {n: v for n, v in self.arguments.items() if n.isupper()}
         given = [self.arguments[n] for n in names if n not in constants]
         # Fusing is safe: what is multiplied with a scale is next multiplied with something else.
-        launch_kernel(self.kernel, self.grid, *given, num_warps=self.launch.warps, fused=True, **constants)
+        launch_kernel(
+            self.kernel, self.grid, *given, num_warps=self.launch.warps, fused=True, **self.options, **constants
+        )
 
 
 def prepare_step(
@@ -248,6 +258,8 @@ def _common(
         "sequences": cursors.sequences,
         "philox": slots.philox,
         **_copy(read, "read_"),
+        "read_words": read.payload.view(torch.int32) if _reads_words(read, shape.d_k) else read.payload,
+        "WORDS": _reads_words(read, shape.d_k),
         **_copy(main, ""),
         "out_row": out.stride(0),
         "out_head": out.stride(1),
@@ -265,6 +277,13 @@ def _common(
         "SPLITS": splits,
         "MASKED": launch.rows * launch.tiles * splits != shape.d_v,
     }
+
+
+def _reads_words(copy: StoredCopy, d_k: int) -> bool:
+    """Whether rows and scale blocks are whole words of the codes that `word_code` knows."""
+    codes = 32 // copy.format.spec.bits
+    known = copy.kernel.element in (ElementCode.E4M3, ElementCode.E5M2, ElementCode.E2M1)
+    return known and copy.format.is_scaled and d_k % codes == 0 and copy.kernel.group_keys % codes == 0
 
 
 def _copy(copy: StoredCopy, prefix: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """What the decode kernels of all recurrences share: tiles of stored states, suffix sums of decays, cursors.
 
-A tile holds `BV` value rows of one head, all keys of each. Of a 4-bit format the two codes of a byte stay in two tiles
-of half the width, so that reading a state needs no exchange between threads; vectors that meet them are split likewise.
+A tile holds `BV` value rows of one head, all keys of each. Scaled float codes of 8 or 4 bits are read as words of 4 or
+8 codes (`WORDS`): three integer instructions turn a code into a float32 that is off by a power of two, half of which the
+vector that it meets makes up for, and a factor on the sum the rest. Where that does not fit (`PACKED` without `WORDS`),
+the two codes of a byte stay in two tiles of half the width. Neither needs an exchange between threads.
 """
 
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,7 +14,15 @@ of half the width, so that reading a state needs no exchange between threads; ve
 import triton
 import triton.language as tl
 
-from replayssm.formats.triton_bits import E4M3, FP32, decode, decode_power_of_two, magnitude_bits, philox_bits
+from replayssm.formats.triton_bits import (
+    E2M1,
+    E4M3,
+    FP32,
+    decode,
+    decode_power_of_two,
+    magnitude_bits,
+    philox_bits,
+)
 from replayssm.formats.triton_ops import SCALE_E4M3, SCALE_E8M0, SCALE_NONE, store_state
 
 
@@ -47,10 +57,13 @@ def as_tile(vector, PACKED: tl.constexpr):
 @triton.jit
 def fetch_tile(
     payload_ptr, scale_ptr, rows, mask, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
-    GROUP_KEYS: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, PACKED: tl.constexpr,
+    GROUP_KEYS: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """The codes `[BV, keys or bytes]` and the stored scales `[BV, groups]` of a tile, as they lie in memory."""
-    if PACKED:
+    if WORDS:
+        place = tl.arange(0, BK // (8 if PACKED else 4))
+        width: tl.constexpr = DK // (8 if PACKED else 4)
+    elif PACKED:
         place = tl.arange(0, BK // 2)
         width: tl.constexpr = DK // 2
     else:
@@ -83,6 +96,81 @@ def scaled(values, factor):
 
 
 @triton.jit
+def stored_factor(scales, head_scale_ptr, SCALE: tl.constexpr):
+    """What the payloads of each group are multiplied with, from fetched scales."""
+    if SCALE == SCALE_E8M0:
+        return decode_power_of_two(scales)
+    elif SCALE == SCALE_E4M3:
+        return decode(scales, E4M3) * tl.load(head_scale_ptr)
+    else:
+        return scales.to(tl.float32)
+
+
+@triton.jit
+def word_code(words, NUMBER: tl.constexpr, ELEMENT: tl.constexpr):
+    """Code `NUMBER` of each word as a float32 `2**-126` (e2m1), `2**-120` (e4m3) or `2**-112` (e5m2) times its value.
+
+    The sign is drawn out by an arithmetic shift that leaves exponent and fraction in their place; small codes become
+    float32 subnormals, which products keep exactly once a factor brings them back.
+    """
+    if ELEMENT == E2M1:
+        bits = ((words << (28 - 4 * NUMBER)) >> 6) & -2118123520
+    elif ELEMENT == E4M3:
+        bits = ((words << (24 - 8 * NUMBER)) >> 4) & -2014314496
+    else:
+        bits = ((words << (24 - 8 * NUMBER)) >> 3) & -1881145344
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def word_product(words, factor, vector, ELEMENT: tl.constexpr):
+    """`S x` for the rows of a tile of words."""
+    BK: tl.constexpr = vector.shape[0]
+    if ELEMENT == E2M1:
+        lifted = tl.reshape(vector * 9223372036854775808.0, (BK // 8, 2, 2, 2))
+        even, odd = tl.split(lifted)
+        e0, e1 = tl.split(even)
+        o0, o1 = tl.split(odd)
+        v0, v4 = tl.split(e0)
+        v2, v6 = tl.split(e1)
+        v1, v5 = tl.split(o0)
+        v3, v7 = tl.split(o1)
+        total = word_code(words, 0, ELEMENT) * v0[None, :]
+        total += word_code(words, 1, ELEMENT) * v1[None, :]
+        total += word_code(words, 2, ELEMENT) * v2[None, :]
+        total += word_code(words, 3, ELEMENT) * v3[None, :]
+        total += word_code(words, 4, ELEMENT) * v4[None, :]
+        total += word_code(words, 5, ELEMENT) * v5[None, :]
+        total += word_code(words, 6, ELEMENT) * v6[None, :]
+        total += word_code(words, 7, ELEMENT) * v7[None, :]
+        return tl.sum(scaled(total * 9223372036854775808.0, factor), axis=1)
+    else:
+        lift: tl.constexpr = 1152921504606846976.0 if ELEMENT == E4M3 else 72057594037927936.0
+        even, odd = tl.split(tl.reshape(vector * lift, (BK // 4, 2, 2)))
+        v0, v2 = tl.split(even)
+        v1, v3 = tl.split(odd)
+        total = word_code(words, 0, ELEMENT) * v0[None, :]
+        total += word_code(words, 1, ELEMENT) * v1[None, :]
+        total += word_code(words, 2, ELEMENT) * v2[None, :]
+        total += word_code(words, 3, ELEMENT) * v3[None, :]
+        return tl.sum(scaled(total * lift, factor), axis=1)
+
+
+@triton.jit
+def read_tile(
+    codes, scales, head_scale_ptr, vector, ELEMENT: tl.constexpr, SCALE: tl.constexpr, PACKED: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """`S x` for the rows of a fetched tile."""
+    if WORDS:
+        return word_product(codes, stored_factor(scales, head_scale_ptr, SCALE), vector, ELEMENT)
+    else:
+        low, high = decode_tile(codes, scales, head_scale_ptr, ELEMENT, SCALE, PACKED)
+        vector_low, vector_high = as_tile(vector, PACKED)
+        return product(low, high, vector_low, vector_high, PACKED)
+
+
+@triton.jit
 def decode_tile(codes, scales, head_scale_ptr, ELEMENT: tl.constexpr, SCALE: tl.constexpr, PACKED: tl.constexpr):
     """The float32 values of fetched codes; of a 4-bit format those of the low and of the high halves of the bytes."""
     if PACKED:
@@ -92,12 +180,7 @@ def decode_tile(codes, scales, head_scale_ptr, ELEMENT: tl.constexpr, SCALE: tl.
         low = decode(codes, ELEMENT)
         high = low
     if SCALE != SCALE_NONE:
-        if SCALE == SCALE_E8M0:
-            factor = decode_power_of_two(scales)
-        elif SCALE == SCALE_E4M3:
-            factor = decode(scales, E4M3) * tl.load(head_scale_ptr)
-        else:
-            factor = scales.to(tl.float32)
+        factor = stored_factor(scales, head_scale_ptr, SCALE)
         low = scaled(low, factor)
         if PACKED:
             high = scaled(high, factor)

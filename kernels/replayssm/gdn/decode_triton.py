@@ -13,12 +13,11 @@ import triton
 import triton.language as tl
 
 from replayssm.decode_device import (
-    as_tile,
     decode_tile,
     fetch,
     fetch_tile,
     later_decays,
-    product,
+    read_tile,
     store_tile,
     whole_tile,
 )
@@ -92,7 +91,7 @@ def replay_window(
 @triton.jit
 def delta_decode_kernel(
     query, key, value, log_decay, beta, out, slot_index, cursors, tokens, sequences, philox,
-    read_payload, read_scales, read_head_scales, payload, scales, head_scales,
+    read_words, read_payload, read_scales, read_head_scales, payload, scales, head_scales,
     key_records, norm_records, write_records, decay_records, value_records, beta_records,
     query_row, query_head, query_step, key_row, key_head, key_step, value_row, value_head, value_step,
     decay_row, decay_head, decay_step, beta_row, beta_head, out_row, out_head, out_step,
@@ -101,7 +100,7 @@ def delta_decode_kernel(
     WINDOW: tl.constexpr, LP: tl.constexpr, SEPARATE: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
     BV: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
     READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP: tl.constexpr,
-    READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr,
+    READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
     STOCHASTIC: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
@@ -119,12 +118,14 @@ def delta_decode_kernel(
     of_key = head // (HEADS // KEY_HEADS)
     at = slot * HEADS + head
     read_at = read_payload + at * (DV * READ_WIDTH)
+    WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
+    words_at = read_words + at * (DV * WORD_WIDTH)
     read_scales_at = read_scales + at * READ_SCALES
     first = split * (tiles * BV) + tl.arange(0, BV)
     # Its address is known before the cursor is: the first tile sets out before everything else.
     codes, stored = fetch_tile(
-        read_at, read_scales_at, first, first < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE, READ_TILE_ROWS,
-        PACKED,
+        words_at, read_scales_at, first, first < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE, READ_TILE_ROWS,
+        PACKED, WORDS,
     )  # fmt: skip
     if WINDOW > 1:
         count = tl.load(cursors + slot)
@@ -179,8 +180,8 @@ def delta_decode_kernel(
             weight = weight * tl.load(norms_at + record, mask=past, other=0.0)
         overlap = tl.sum(keys * k[None, :], axis=1) * weight
         scores = tl.sum(keys * q[None, :], axis=1) * weight
-    k_low, k_high = as_tile(k * tl.exp(total), PACKED)
-    q_low, q_high = as_tile(q * tl.exp(total), PACKED)
+    k_now = k * tl.exp(total)
+    q_now = q * tl.exp(total)
 
     value_at = value + row * value_row + head * value_head
     out_at = out + row * out_row + head * out_head
@@ -192,14 +193,15 @@ def delta_decode_kernel(
         there = rows < DV
         raw_value = fetch(value_at + rows * value_step, there, MASKED)
         v = raw_value.to(tl.float32)
-        low, high = decode_tile(codes, stored, read_head_scales + at, READ_ELEMENT, READ_SCALE, PACKED)
+        here, here_scales = codes, stored
         if tile + 1 < tiles:
             codes, stored = fetch_tile(
-                read_at, read_scales_at, rows + BV, rows + BV < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE,
-                READ_TILE_ROWS, PACKED,
+                words_at, read_scales_at, rows + BV, rows + BV < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE,
+                READ_TILE_ROWS, PACKED, WORDS,
             )  # fmt: skip
-        recalled = product(low, high, k_low, k_high, PACKED)
-        y = product(low, high, q_low, q_high, PACKED)
+        of_head = read_head_scales + at
+        recalled = read_tile(here, here_scales, of_head, k_now, READ_ELEMENT, READ_SCALE, PACKED, WORDS)
+        y = read_tile(here, here_scales, of_head, q_now, READ_ELEMENT, READ_SCALE, PACKED, WORDS)
         if WINDOW > 1:
             written = past[:, None] & there[None, :]
             u = tl.load(writes_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0)
@@ -227,8 +229,16 @@ def delta_decode_kernel(
                     READ_STOCHASTIC,
                 )  # fmt: skip
             else:
+                if WORDS:
+                    state = load_state(
+                        read_at, read_scales_at, of_head, rows, there, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS,
+                        READ_GROUP,
+                    )  # fmt: skip
+                else:
+                    low, high = decode_tile(here, here_scales, of_head, READ_ELEMENT, READ_SCALE, PACKED)
+                    state = whole_tile(low, high, BV, BK, PACKED)
                 state = fold_window(
-                    whole_tile(low, high, BV, BK, PACKED), write, now, total, k, keys_at, norms_at, decays_at,
+                    state, write, now, total, k, keys_at, norms_at, decays_at,
                     writes_at, rows, there, count, DV, DK, BK, MASKED, CHANNELS, NORMALISE,
                 )  # fmt: skip
             store_tile(
