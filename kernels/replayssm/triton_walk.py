@@ -52,18 +52,22 @@ class _Group:
 
     Attributes:
         rows: int32 `[rows, 8]`; see `replayssm.triton_window`.
-        pieces: int32 `[rows, longest, 3]`.
+        pieces: int32 `[rows, longest, 4]`.
         tokens: int32 `[rows, longest, PIECE_TOKENS]`.
+        windows: int32 `[windows, 4]`, the windows of the rows that have a read copy.
+        slots: Read copies that the walk leaves, those before the first store included.
+        before: Slot and lane of the read copy of each such row before its first store.
         formats: Compile-time description of the formats that the table of rows refers to.
-        separate: Whether the rows have a read copy.
         block_v: Value rows per program.
     """
 
     rows: Tensor
     pieces: Tensor
     tokens: Tensor
+    windows: Tensor
+    slots: int
+    before: tuple[Tensor, Tensor]
     formats: tuple[tuple[int | float, ...], ...]
-    separate: bool
     block_v: int
 
 
@@ -120,9 +124,7 @@ class TritonWalk:
         key_heads = inputs.key.shape[-2]
         for group in self._groups(slab, lanes, (heads, d_v, d_k), states.device):
             count, longest = group.tokens.shape[:2]
-            scratch = torch.empty(
-                (squares, count * longest, heads, PIECE_TOKENS, PIECE_TOKENS), dtype=torch.float32, device=states.device
-            )
+            scratch = _unset((squares, count * longest, heads, PIECE_TOKENS, PIECE_TOKENS), states.device)
             launch(
                 kernels.prepare_kernel,
                 (count * longest, heads),
@@ -136,6 +138,9 @@ class TritonWalk:
                 **sizes,
                 num_warps=2,
             )
+            copies = _unset((group.slots, heads, d_v, d_k), states.device)
+            if group.slots:
+                copies.index_copy_(0, group.before[0], states.index_select(0, group.before[1]))
             launch(
                 kernels.walk_kernel,
                 (-(-d_v // group.block_v), heads, count),
@@ -145,6 +150,7 @@ class TritonWalk:
                 *vectors,
                 *scratch,
                 states,
+                copies,
                 outputs,
                 group.rows,
                 group.pieces,
@@ -156,9 +162,30 @@ class TritonWalk:
                 longest,
                 BLOCK_V=group.block_v,
                 FORMATS=group.formats,
-                SEPARATE=group.separate,
                 **sizes,
                 num_warps=warps(group.block_v, block(d_k)),
+            )
+            block_v = _block_v([], d_v)
+            launch(
+                kernels.serve_kernel,
+                (len(group.windows), heads, -(-d_v // block_v)),
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                *vectors,
+                *scratch,
+                copies,
+                outputs,
+                group.windows,
+                group.pieces,
+                group.tokens,
+                heads,
+                key_heads,
+                d_v,
+                longest,
+                BLOCK_V=block_v,
+                **sizes,
+                num_warps=warps(block_v, block(d_k)),
             )
 
     def _groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
@@ -174,16 +201,16 @@ class TritonWalk:
     def _make_groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
         heads, d_v, d_k = shape
         read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
-        members: dict[tuple[int, bool], list[int]] = {}
+        members: dict[int, list[int]] = {}
         for place, row in enumerate(_integers(slab.rows)):
             copies = [lanes.formats[row]]
             if row in read_lanes:
                 copies.append(lanes.formats[read_lanes[row]])
             known = [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in copies if f is not None]
-            members.setdefault((_block_v(known, d_v), row in read_lanes), []).append(place)
+            members.setdefault(_block_v(known, d_v), []).append(place)
         return [
-            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), block_v, separate, shape, device)
-            for (block_v, separate), places in members.items()
+            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), block_v, shape, device)
+            for block_v, places in members.items()
         ]
 
     def _group(
@@ -193,7 +220,6 @@ class TritonWalk:
         read_lanes: dict[int, int],
         places: Ints,
         block_v: int,
-        separate: bool,
         shape: tuple[int, int, int],
         device: torch.device,
     ) -> _Group:
@@ -203,7 +229,11 @@ class TritonWalk:
         def numbered(fmt: Format | None) -> int:
             return -1 if fmt is None else order.setdefault(fmt, len(order))
 
-        pieces, tokens, counts = piece_tables(slab, places)
+        slots = np.full(len(places), -1, dtype=np.int64)
+        separate = np.flatnonzero(np.isin(slab.rows[places], list(read_lanes)))
+        per_row = len(slab.index) + 1
+        slots[separate] = np.arange(len(separate)) * per_row
+        pieces, tokens, counts, windows = piece_tables(slab, places, slots)
         rows: list[list[int]] = []
         for row, count in zip(_integers(slab.rows[places]), _integers(counts), strict=True):
             read = read_lanes.get(row, -1)
@@ -224,36 +254,49 @@ class TritonWalk:
             rows=_words(np.array(rows, dtype=np.int64), device),
             pieces=_words(pieces, device),
             tokens=_words(tokens, device),
+            windows=_words(windows, device),
+            slots=len(separate) * per_row,
+            before=(
+                torch.as_tensor(slots[separate], device=device),
+                torch.tensor([read_lanes[row] for row in _integers(slab.rows[places[separate]])], device=device).long(),
+            ),
             formats=tuple(_constants(f) for f in formats),
-            separate=separate,
             block_v=block_v,
         )
 
 
-def piece_tables(slab: Slab, places: Ints) -> tuple[Ints, Ints, Ints]:
+def piece_tables(slab: Slab, places: Ints, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Cut the windows of some rows of a slab into pieces of at most PIECE_TOKENS tokens.
 
     Args:
         slab: The windows.
         places: Which of the slab's rows.
+        slots: Slot of each row's read copy before the first window, or −1 without one; the next window's follows it.
 
     Returns:
-        `[rows, longest, 3]` tokens, flags and last token of each piece; `[rows, longest, PIECE_TOKENS]` flat index of
-        each token or −1; `[rows]` pieces of each row.
+        `[rows, longest, 4]` tokens, flags, last token and slot of each piece; `[rows, longest, PIECE_TOKENS]` flat
+        index of each token or −1; `[rows]` pieces of each row; `[windows, 4]` row, first piece, pieces and slot of the
+        windows of rows with a read copy.
     """
     index, lengths = slab.index[:, places], slab.lengths[:, places]
-    complete, last_token = slab.complete[:, places], slab.store_tokens[:, places]
+    complete = slab.complete[:, places]
     steps, rows, width = index.shape
     per_window = -(-width // PIECE_TOKENS)
     padded = np.full((steps, rows, per_window * PIECE_TOKENS), -1, dtype=np.int64)
     padded[:, :, :width] = index
     number = np.arange(per_window, dtype=np.int64)
+    in_window = (lengths - 1) // PIECE_TOKENS + 1
     length: Ints = np.clip(lengths[..., None] - PIECE_TOKENS * number, 0, PIECE_TOKENS)
-    stores = complete[..., None] & (number == (lengths[..., None] - 1) // PIECE_TOKENS)
+    stores = complete[..., None] & (number == in_window[..., None] - 1)
     # A later window of the launch overwrites what an earlier one stored, so only the last store goes to memory.
     writes = stores & (np.cumsum(complete[::-1], axis=0)[::-1] == 1)[..., None]
-    token = np.broadcast_to(last_token[..., None], length.shape)
-    pieces = np.stack([length, stores * _STORES + writes * _WRITES, token], axis=-1)
+    reads = np.where(slots >= 0, slots + np.arange(steps, dtype=np.int64)[:, None], -1)
+    fields = [
+        length,
+        stores * _STORES + writes * _WRITES,
+        np.broadcast_to(slab.store_tokens[:, places, None], length.shape),
+        np.broadcast_to(np.where(reads >= 0, reads + 1, -1)[..., None], length.shape),
+    ]
 
     def by_row(x: Ints) -> Ints:
         return x.swapaxes(0, 1).reshape(rows, steps * per_window, *x.shape[3:])
@@ -261,9 +304,12 @@ def piece_tables(slab: Slab, places: Ints) -> tuple[Ints, Ints, Ints]:
     used = by_row(length) > 0
     counts = used.sum(axis=1)
     order = np.argsort(~used, axis=1, kind="stable")[:, : int(counts.max())]
-    chosen = np.take_along_axis(by_row(pieces), order[..., None], axis=1)
+    pieces = np.take_along_axis(by_row(np.stack(fields, axis=-1)), order[..., None], axis=1)
     flat = by_row(padded.reshape(steps, rows, per_window, PIECE_TOKENS))
-    return chosen, np.take_along_axis(flat, order[..., None], axis=1), counts
+    tokens = np.take_along_axis(flat, order[..., None], axis=1)
+    row = np.broadcast_to(np.arange(rows, dtype=np.int64), reads.shape)
+    windows = np.stack([row, np.cumsum(in_window, axis=0) - in_window, in_window, reads], axis=-1)
+    return pieces, tokens, counts, windows[reads >= 0]
 
 
 def one_step(slab: Slab, step: int) -> Slab:
@@ -279,8 +325,15 @@ def one_step(slab: Slab, step: int) -> Slab:
 
 
 def warps(block_v: int, block_k: int) -> int:
-    """Warps per program: about 32 state elements per thread, which leaves registers for the products."""
-    return max(1, min(16, block_v * block_k // 1024))
+    """Warps per program: 16 state elements per thread where a program may have so many threads.
+
+    The operands of a float32 product are in registers too, and take several times what the state takes.
+    """
+    return max(1, min(16, block_v * block_k // 512))
+
+
+def _unset(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def _block_v(formats: Sequence[TritonFormat], d_v: int) -> int:

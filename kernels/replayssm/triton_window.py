@@ -8,7 +8,11 @@ outputs and writes are `[BLOCK_V, BLOCK_T]`, as the products with a state leave 
 Tables (see `replayssm.triton_walk`): `rows_ptr` int32 `[rows, ROW_FIELDS]`, `pieces_ptr` int32
 `[rows, pieces, PIECE_FIELDS]`, `tokens_ptr` int32 `[rows, pieces, BLOCK_T]` with the flat index of each token or −1.
 A row: its recurrence lane, its read lane or −1, the formats of both, sequence, low and high half of the seed, pieces.
-A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence.
+A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence, slot of its read copy or −1.
+
+Only the copy that carries a recurrence is walked in order. A separate read copy is a function of the carried state at
+the last store, so the walk leaves one per window in `copies`, and a second launch reads all windows at once; it takes
+`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces, slot of the copy that the window reads.
 """
 
 # pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -20,7 +24,8 @@ from replayssm.formats.triton_bits import philox_bits
 from replayssm.formats.triton_ops import store_and_load_tile
 
 ROW_FIELDS = tl.constexpr(8)
-PIECE_FIELDS = tl.constexpr(3)
+PIECE_FIELDS = tl.constexpr(4)
+WINDOW_FIELDS = tl.constexpr(4)
 STORES = tl.constexpr(1)
 WRITES = tl.constexpr(2)
 IEEE = tl.constexpr(0)
@@ -32,14 +37,20 @@ BF16_INTERPRETED = tl.constexpr(3)
 @triton.jit
 def product(a, b, PRODUCTS: tl.constexpr):
     """`a @ b` with float32 accumulation, operands as PRODUCTS says."""
+    return add_product(tl.zeros((a.shape[0], b.shape[1]), dtype=tl.float32), a, b, PRODUCTS)
+
+
+@triton.jit
+def add_product(start, a, b, PRODUCTS: tl.constexpr):
+    """`start + a @ b`; what a state becomes this way stays where the product leaves it, and costs no registers more."""
     if PRODUCTS == BF16_PRODUCTS:
-        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc=start)
     elif PRODUCTS == BF16_INTERPRETED:
-        result = tl.dot(_to_bfloat16(a), _to_bfloat16(b), input_precision="ieee")
+        result = tl.dot(_to_bfloat16(a), _to_bfloat16(b), acc=start, input_precision="ieee")
     elif PRODUCTS == TF32:
-        result = tl.dot(a, b, input_precision="tf32")
+        result = tl.dot(a, b, acc=start, input_precision="tf32")
     else:
-        result = tl.dot(a, b, input_precision="ieee")
+        result = tl.dot(a, b, acc=start, input_precision="ieee")
     return result
 
 
@@ -143,3 +154,45 @@ def store_lane(
                 FORMATS[i][5],
             )
     return loaded
+
+
+@triton.jit
+def store_piece(
+    carried,
+    piece_ptr,
+    row_ptr,
+    states_ptr,
+    copies_ptr,
+    layer,
+    head,
+    heads,
+    d_v,
+    v,
+    inside,
+    D_K: tl.constexpr,
+    FORMATS: tl.constexpr,
+):
+    """Store both copies of a row at the end of a window and return what the carried one loads back as."""
+    flags = tl.load(piece_ptr + 1)
+    token = tl.load(piece_ptr + 2).to(tl.uint32)
+    slot = tl.load(piece_ptr + 3)
+    keys = tl.arange(0, carried.shape[1])
+    head_rows = head * d_v + v
+    if slot >= 0:
+        served = store_lane(carried, tl.load(row_ptr + 3), row_ptr, layer, token, 1, head_rows, D_K, FORMATS)
+        tl.store(copies_ptr + state_offsets(slot, head, heads, d_v, v, keys, D_K), served, mask=inside)
+        if (flags & WRITES) != 0:
+            at = state_offsets(tl.load(row_ptr + 1), head, heads, d_v, v, keys, D_K)
+            tl.store(states_ptr + at, served, mask=inside)
+    carried = store_lane(carried, tl.load(row_ptr + 2), row_ptr, layer, token, 0, head_rows, D_K, FORMATS)
+    if (flags & WRITES) != 0:
+        at = state_offsets(tl.load(row_ptr), head, heads, d_v, v, keys, D_K)
+        tl.store(states_ptr + at, carried, mask=inside)
+    return carried
+
+
+@triton.jit
+def store_outputs(outputs_ptr, outputs, tokens, keep, head, heads, d_v, v):
+    """Write outputs `[BLOCK_V, BLOCK_T]` of the tokens that `keep` names into a contiguous `[tokens, heads, d_v]`."""
+    out = tokens.to(tl.int64)[None, :] * (heads * d_v) + (head * d_v + v)[:, None]
+    tl.store(outputs_ptr + out, outputs, mask=(v < d_v)[:, None] & keep[None, :])

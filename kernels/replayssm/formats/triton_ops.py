@@ -85,7 +85,9 @@ def group_scale(largest_bits, of_head, divisor, SCALE):
 
 
 @triton.jit
-def round_payload(values, scale, words, smallest, largest_exponent, mantissa_bits, largest, infinite, stochastic):
+def round_payload(
+    values, scale, words, smallest, largest_exponent, mantissa_bits, largest, infinite, stochastic, SCALED: tl.constexpr
+):
     """The payload of each value, in units of its scale.
 
     Args:
@@ -98,15 +100,19 @@ def round_payload(values, scale, words, smallest, largest_exponent, mantissa_bit
         largest: Largest finite value of the type.
         infinite: Whether larger values become infinite (fp16) rather than `largest`.
         stochastic: Whether the words decide.
+        SCALED: Whether there is a scale at all; a division by 1 would cost as much as any other.
 
     Returns:
         float32 values of the type, NaN where a value or its scale is NaN (or infinite without a scale that says so).
     """
     bits = magnitude_bits(values)
     # What is not finite is set aside, so that no conversion sees it.
-    lost = (bits > _INFINITY) | ((bits == _INFINITY) & (infinite == 0)) | (scale != scale)
-    magnitudes = tl.where(lost, 0, bits).to(tl.float32, bitcast=True)
-    quotient = tl.div_rn(magnitudes, tl.where(lost, 1.0, scale))
+    lost = (bits > _INFINITY) | ((bits == _INFINITY) & (infinite == 0))
+    if SCALED:
+        lost = lost | (scale != scale)
+    quotient = tl.where(lost, 0, bits).to(tl.float32, bitcast=True)
+    if SCALED:
+        quotient = tl.div_rn(quotient, tl.where(lost, 1.0, scale))
     # Beyond the grid point 65536, which is infinite in fp16, any number will do.
     quotient = tl.minimum(quotient, tl.where(infinite, 131072.0, largest))
     rounded = round_to_grid(quotient, words, smallest, largest_exponent, mantissa_bits, stochastic)
@@ -118,24 +124,24 @@ def round_payload(values, scale, words, smallest, largest_exponent, mantissa_bit
 
 
 @triton.jit
-def store_payload(values, scale, words, ELEMENT: tl.constexpr, STOCHASTIC: tl.constexpr):
+def store_payload(values, scale, words, ELEMENT: tl.constexpr, STOCHASTIC: tl.constexpr, SCALED: tl.constexpr):
     """`round_payload` for a type that is known at compile time."""
     if ELEMENT == FP32:
         payload = values
     elif ELEMENT == BF16:
         payload = round_to_bfloat16(values, words, STOCHASTIC)
     elif ELEMENT == FP16:
-        payload = round_payload(values, scale, words, -14, 127, 10, 65504.0, True, STOCHASTIC)
+        payload = round_payload(values, scale, words, -14, 127, 10, 65504.0, True, STOCHASTIC, SCALED)
     elif ELEMENT == E4M3:
-        payload = round_payload(values, scale, words, -6, 127, 3, 448.0, False, STOCHASTIC)
+        payload = round_payload(values, scale, words, -6, 127, 3, 448.0, False, STOCHASTIC, SCALED)
     elif ELEMENT == E5M2:
-        payload = round_payload(values, scale, words, -14, 127, 2, 57344.0, False, STOCHASTIC)
+        payload = round_payload(values, scale, words, -14, 127, 2, 57344.0, False, STOCHASTIC, SCALED)
     elif ELEMENT == E2M1:
-        payload = round_payload(values, scale, words, 0, 127, 1, 6.0, False, STOCHASTIC)
+        payload = round_payload(values, scale, words, 0, 127, 1, 6.0, False, STOCHASTIC, SCALED)
     elif ELEMENT == INT8:
-        payload = round_payload(values, scale, words, 0, 0, 0, 127.0, False, STOCHASTIC)
+        payload = round_payload(values, scale, words, 0, 0, 0, 127.0, False, STOCHASTIC, SCALED)
     else:
-        payload = round_payload(values, scale, words, 0, 0, 0, 32767.0, False, STOCHASTIC)
+        payload = round_payload(values, scale, words, 0, 0, 0, 32767.0, False, STOCHASTIC, SCALED)
     return payload
 
 
@@ -219,7 +225,7 @@ def store_state(
     keys = tl.arange(0, BLOCK_K)
     inside = mask[:, None] & (keys < D_K)[None, :]
     if SCALE == SCALE_NONE:
-        payload = store_payload(values, tl.full((1, 1), 1.0, tl.float32), words, ELEMENT, STOCHASTIC)
+        payload = store_payload(values, tl.full((1, 1), 1.0, tl.float32), words, ELEMENT, STOCHASTIC, False)
         loaded = payload
     else:
         largest = group_largest(magnitude_bits(values), TILE_ROWS, GROUP_KEYS)
@@ -230,7 +236,7 @@ def store_state(
             of_head = of_head * scalar
         stored = group_scale(largest, of_head, divisor, SCALE)
         effective = over_keys(stored * of_head, BLOCK_K)
-        payload = store_payload(values, effective, words, ELEMENT, STOCHASTIC)
+        payload = store_payload(values, effective, words, ELEMENT, STOCHASTIC, True)
         loaded = payload * effective
         GROUPS: tl.constexpr = BLOCK_K // GROUP_KEYS
         groups_of_row: tl.constexpr = (D_K + GROUP_KEYS - 1) // GROUP_KEYS
@@ -329,7 +335,7 @@ def store_and_load_tile(
         float32 like `values`.
     """
     if SCALE == SCALE_NONE:
-        loaded = store_payload(values, tl.full((1, 1), 1.0, tl.float32), words, ELEMENT, STOCHASTIC)
+        loaded = store_payload(values, tl.full((1, 1), 1.0, tl.float32), words, ELEMENT, STOCHASTIC, False)
     else:
         largest = group_largest(magnitude_bits(values), TILE_ROWS, GROUP_KEYS)
         of_head = tl.full((1, 1), 1.0, tl.float32)
@@ -337,5 +343,5 @@ def store_and_load_tile(
             of_head = of_head * head_scale(tl.max(tl.max(largest, axis=1), axis=0), DIVISOR)
         stored = group_scale(largest, of_head, DIVISOR, SCALE)
         effective = over_keys(stored * of_head, values.shape[1])
-        loaded = store_payload(values, effective, words, ELEMENT, STOCHASTIC) * effective
+        loaded = store_payload(values, effective, words, ELEMENT, STOCHASTIC, True) * effective
     return loaded

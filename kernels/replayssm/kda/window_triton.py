@@ -13,14 +13,16 @@ from replayssm.triton_window import (
     PIECE_FIELDS,
     ROW_FIELDS,
     STORES,
-    WRITES,
+    WINDOW_FIELDS,
+    add_product,
     decay_between,
     load_tokens,
     load_vector,
     product,
     solve_unit_lower,
     state_offsets,
-    store_lane,
+    store_outputs,
+    store_piece,
 )
 
 
@@ -77,12 +79,48 @@ def prepare_kernel(
 
 
 @triton.jit
-def read_delta(state, query, key, value, beta, scores, solve, PRODUCTS: tl.constexpr):
-    """Outputs `[BLOCK_V, BLOCK_T]` of one piece read through `state`, and the writes; the vectors are decayed."""
-    recalled = product(state, tl.trans(key), PRODUCTS)
-    writes = product((value - recalled) * beta, solve, PRODUCTS)
-    outputs = product(state, tl.trans(query), PRODUCTS) + product(writes, scores, PRODUCTS)
-    return outputs, writes
+def advance(
+    state,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    log_decay_ptr,
+    beta_ptr,
+    scores_ptr,
+    solve_ptr,
+    tokens,
+    index,
+    head,
+    heads,
+    key_heads,
+    d_v,
+    v,
+    D_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    """Outputs `[BLOCK_V, BLOCK_T]` of one piece read through `state`, and the state after it."""
+    in_k = tl.arange(0, BLOCK_K) < D_K
+    columns = head // (heads // key_heads) * D_K + tl.arange(0, BLOCK_K)
+    channels = head * D_K + tl.arange(0, BLOCK_K)
+    t = tl.arange(0, BLOCK_T)
+    log_decay = load_tokens(log_decay_ptr, tokens, heads * D_K, channels, in_k).to(tl.float64)
+    total = tl.cumsum(log_decay, axis=0)
+    last = tl.sum(log_decay, axis=0)
+    gain = decay_between(total, 0.0)
+    query = load_tokens(query_ptr, tokens, key_heads * D_K, columns, in_k) * gain
+    key = load_tokens(key_ptr, tokens, key_heads * D_K, columns, in_k)
+    value = tl.trans(load_tokens(value_ptr, tokens, heads * d_v, head * d_v + v, v < d_v))
+    beta = load_vector(beta_ptr, tokens, heads, head)[None, :]
+    square = (index * heads + head) * BLOCK_T * BLOCK_T + t[:, None] * BLOCK_T + t[None, :]
+    recalled = product(state, tl.trans(key * gain), PRODUCTS)
+    writes = product((value - recalled) * beta, tl.load(solve_ptr + square), PRODUCTS)
+    inherited = product(state, tl.trans(query), PRODUCTS)
+    outputs = add_product(inherited, writes, tl.load(scores_ptr + square), PRODUCTS)
+    key = key * decay_between(last[None, :], total)
+    state = add_product(state * decay_between(last, 0.0)[None, :], writes, key, PRODUCTS)
+    return outputs, state
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -95,6 +133,7 @@ def walk_kernel(
     scores_ptr,
     solve_ptr,
     states_ptr,
+    copies_ptr,
     outputs_ptr,
     rows_ptr,
     pieces_ptr,
@@ -109,7 +148,6 @@ def walk_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     FORMATS: tl.constexpr,
-    SEPARATE: tl.constexpr,
     PRODUCTS: tl.constexpr,
 ):
     """Walk the pieces of one row, one head and BLOCK_V value rows; see `replayssm.triton_window` for the tables."""
@@ -117,58 +155,100 @@ def walk_kernel(
     row = tl.program_id(2)
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     keys = tl.arange(0, BLOCK_K)
-    t = tl.arange(0, BLOCK_T)
-    in_v = v < d_v
-    in_k = keys < D_K
-    inside = in_v[:, None] & in_k[None, :]
-    columns = head // (heads // key_heads) * D_K + keys
+    inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
     row_ptr = rows_ptr + row * ROW_FIELDS
     at = state_offsets(tl.load(row_ptr), head, heads, d_v, v, keys, D_K)
     carried = tl.load(states_ptr + at, mask=inside, other=0.0)
-    served = carried
-    read_at = at
-    if SEPARATE:
-        read_at = state_offsets(tl.load(row_ptr + 1), head, heads, d_v, v, keys, D_K)
-        served = tl.load(states_ptr + read_at, mask=inside, other=0.0)
-
     for piece in range(tl.load(row_ptr + 7)):
         index = row.to(tl.int64) * longest + piece
-        length = tl.load(pieces_ptr + index * PIECE_FIELDS)
-        flags = tl.load(pieces_ptr + index * PIECE_FIELDS + 1)
+        tokens = tl.load(tokens_ptr + index * BLOCK_T + tl.arange(0, BLOCK_T))
+        outputs, carried = advance(
+            carried,
+            query_ptr,
+            key_ptr,
+            value_ptr,
+            log_decay_ptr,
+            beta_ptr,
+            scores_ptr,
+            solve_ptr,
+            tokens,
+            index,
+            head,
+            heads,
+            key_heads,
+            d_v,
+            v,
+            D_K,
+            BLOCK_K,
+            BLOCK_T,
+            PRODUCTS,
+        )
+        store_outputs(outputs_ptr, outputs, tokens, tokens >= 0, head, heads, d_v, v)
+        piece_ptr = pieces_ptr + index * PIECE_FIELDS
+        if (tl.load(piece_ptr + 1) & STORES) != 0:
+            carried = store_piece(
+                carried, piece_ptr, row_ptr, states_ptr, copies_ptr, layer, head, heads, d_v, v, inside, D_K, FORMATS
+            )
+
+
+@triton.jit
+def serve_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    log_decay_ptr,
+    beta_ptr,
+    scores_ptr,
+    solve_ptr,
+    copies_ptr,
+    outputs_ptr,
+    windows_ptr,
+    pieces_ptr,
+    tokens_ptr,
+    heads,
+    key_heads,
+    d_v,
+    longest,
+    D_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    """Read one window of one row through its read copy, but for a token that flushes; one head, BLOCK_V rows."""
+    window_ptr = windows_ptr + tl.program_id(0) * WINDOW_FIELDS
+    head = tl.program_id(1)
+    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    t = tl.arange(0, BLOCK_T)
+    keys = tl.arange(0, BLOCK_K)
+    inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
+    at = state_offsets(tl.load(window_ptr + 3), head, heads, d_v, v, keys, D_K)
+    served = tl.load(copies_ptr + at, mask=inside, other=0.0)
+    first = tl.load(window_ptr).to(tl.int64) * longest + tl.load(window_ptr + 1)
+    for piece in range(tl.load(window_ptr + 2)):
+        index = first + piece
         tokens = tl.load(tokens_ptr + index * BLOCK_T + t)
-        query = load_tokens(query_ptr, tokens, key_heads * D_K, columns, in_k)
-        key = load_tokens(key_ptr, tokens, key_heads * D_K, columns, in_k)
-        value = tl.trans(load_tokens(value_ptr, tokens, heads * d_v, head * d_v + v, in_v))
-        beta = load_vector(beta_ptr, tokens, heads, head)[None, :]
-        square = (index * heads + head) * BLOCK_T * BLOCK_T + t[:, None] * BLOCK_T + t[None, :]
-        scores = tl.load(scores_ptr + square)
-        solve = tl.load(solve_ptr + square)
-        log_decay = load_tokens(log_decay_ptr, tokens, heads * D_K, head * D_K + keys, in_k).to(tl.float64)
-        total = tl.cumsum(log_decay, axis=0)
-        last = tl.sum(log_decay, axis=0)
-        gain = decay_between(total, 0.0)
-        decay = decay_between(last, 0.0)[None, :]
-        query *= gain
-        read_key = key * gain
-        write_key = key * decay_between(last[None, :], total)
-
-        outputs, writes = read_delta(carried, query, read_key, value, beta, scores, solve, PRODUCTS)
-        carried = carried * decay + product(writes, write_key, PRODUCTS)
-        if SEPARATE:
-            read, own_writes = read_delta(served, query, read_key, value, beta, scores, solve, PRODUCTS)
-            served = served * decay + product(own_writes, write_key, PRODUCTS)
-            flushed = ((flags & STORES) != 0) & (t == length - 1)
-            outputs = tl.where(flushed[None, :], outputs, read)
-        out = tokens.to(tl.int64)[None, :] * (heads * d_v) + (head * d_v + v)[:, None]
-        tl.store(outputs_ptr + out, outputs, mask=in_v[:, None] & (tokens >= 0)[None, :])
-
-        if (flags & STORES) != 0:
-            token = tl.load(pieces_ptr + index * PIECE_FIELDS + 2).to(tl.uint32)
-            head_rows = head * d_v + v
-            if SEPARATE:
-                served = store_lane(carried, tl.load(row_ptr + 3), row_ptr, layer, token, 1, head_rows, D_K, FORMATS)
-            carried = store_lane(carried, tl.load(row_ptr + 2), row_ptr, layer, token, 0, head_rows, D_K, FORMATS)
-            if (flags & WRITES) != 0:
-                tl.store(states_ptr + at, carried, mask=inside)
-                if SEPARATE:
-                    tl.store(states_ptr + read_at, served, mask=inside)
+        outputs, served = advance(
+            served,
+            query_ptr,
+            key_ptr,
+            value_ptr,
+            log_decay_ptr,
+            beta_ptr,
+            scores_ptr,
+            solve_ptr,
+            tokens,
+            index,
+            head,
+            heads,
+            key_heads,
+            d_v,
+            v,
+            D_K,
+            BLOCK_K,
+            BLOCK_T,
+            PRODUCTS,
+        )
+        piece_ptr = pieces_ptr + index * PIECE_FIELDS
+        flushed = ((tl.load(piece_ptr + 1) & STORES) != 0) & (t == tl.load(piece_ptr) - 1)
+        store_outputs(outputs_ptr, outputs, tokens, (tokens >= 0) & (flushed == 0), head, heads, d_v, v)
