@@ -16,12 +16,12 @@ from transformers import GenerationConfig
 
 from replayeval.engine.generation import Generator as Engine
 from replayeval.engine.generation import Request
-from replayeval.engine.generation_batch import BACKEND
 from replayeval.engine.memory import peak_memory_bytes
 from replayeval.engine.precision import exact_float32
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
 from replayeval.models.quiet import quiet
+from replayssm.backend import Execution
 from replayssm.policy import REFERENCE, Policy
 
 SCHEMA = "replayeval.bench.generate/1"
@@ -87,6 +87,7 @@ def bench_generate(
     *,
     new_tokens: int,
     repeats: int = 3,
+    execution: Execution | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> GenerateBench:
     """Time generation of all prompts side by side.
@@ -101,12 +102,14 @@ def bench_generate(
         arms: Policies to time beside the float32 one.
         new_tokens: Tokens to generate; no token ends a text early.
         repeats: Timed repetitions after one untimed.
+        execution: What advances the states.
         say: Told what is running.
 
     Raises:
         ConfigError: When prompts differ in length, or nothing is to be generated.
         NumericsError: When answers differ; nothing is timed then.
     """
+    execution = Execution() if execution is None else execution
     lengths = {len(prompt) for prompt in prompts}
     if len(lengths) != 1 or 0 in lengths or new_tokens < 1:
         raise ConfigError(
@@ -128,7 +131,7 @@ def bench_generate(
         return found[:, ids.shape[1] :].tolist()
 
     def ours(policy: Policy) -> list[list[int]]:
-        answers = Engine(head, policy, slots=rows).generate(requests)
+        answers = Engine(head, policy, slots=rows, execution=execution).generate(requests)
         return [list(answer.tokens) for answer in answers]
 
     policies = tuple(dict.fromkeys((REFERENCE, *arms)))
@@ -161,7 +164,7 @@ def bench_generate(
         new_tokens=new_tokens,
         compared_tokens=compared,
         ties=ties,
-        backend=BACKEND,
+        backend=str(execution),
         peak_memory_bytes=peak_memory_bytes(),
     )
 

@@ -12,6 +12,7 @@ from replayeval.engine.generation_batch import Batch, PolicyDecoder
 from replayeval.engine.generation_sampling import GREEDY, Sampling, next_tokens
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
+from replayssm.backend import Execution
 from replayssm.checkpoint import StoreObserver
 from replayssm.policy import Policy
 
@@ -126,8 +127,10 @@ class Generator:
         seed: Seed of stochastic rounding and of sampling.
         slots: Sequences that decode side by side.
         observer: Called after each store.
+        execution: What advances the states.
 
     Raises:
+        UnsupportedArmError: When this execution cannot advance the policy on this model and device.
         ConfigError: When there is no slot.
     """
 
@@ -139,6 +142,7 @@ class Generator:
         seed: int = 0,
         slots: int = 8,
         observer: StoreObserver | None = None,
+        execution: Execution | None = None,
     ) -> None:
         if slots < 1:
             raise ConfigError(f"expected at least 1 sequence side by side, got {slots}")
@@ -147,7 +151,9 @@ class Generator:
         self._slots = slots
         self._lossless = policy.is_lossless
         # One token at a time, a float32 state is cheapest when it is carried on at once.
-        self._decoder = PolicyDecoder(head, policy, seed=seed, merge_lossless=False, observer=observer)
+        self._decoder = PolicyDecoder(
+            head, policy, seed=seed, merge_lossless=False, observer=observer, execution=execution
+        )
 
     def generate(
         self, requests: Sequence[Request], *, progress: Callable[[int, Generation], None] | None = None

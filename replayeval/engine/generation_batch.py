@@ -13,18 +13,17 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from replayeval.engine.generation_cache import join_caches
-from replayeval.errors import ConfigError
+from replayeval.errors import ConfigError, UnsupportedArmError
 from replayeval.models.architectures import find_mixers
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import HookReport, hooked
+from replayssm.backend import Backend, Execution
 from replayssm.checkpoint import StoreObserver
+from replayssm.launch import triton_problem
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
-
-BACKEND = "torch"
-"""What advances the states of decoded tokens; every result says which one. Decode kernels and CUDA graphs enter where a
-`Batch` is extended."""
+from replayssm.triton_walk import check_supported
 
 PASS_TOKENS = 16384
 """Tokens of one pass over known tokens, all rows together; it regroups the same computation."""
@@ -90,6 +89,11 @@ class PolicyDecoder:
             for one at a time.
         pass_tokens: Tokens of one pass, all rows together.
         observer: Called after each store.
+        execution: What advances the states; results say which. Decode kernels that keep rows in slots of their own, and
+            graphs of whole steps, belong where `extend` takes single tokens.
+
+    Raises:
+        UnsupportedArmError: When this execution cannot advance the policy on this model and device.
     """
 
     def __init__(
@@ -101,10 +105,13 @@ class PolicyDecoder:
         merge_lossless: bool,
         pass_tokens: int = PASS_TOKENS,
         observer: StoreObserver | None = None,
+        execution: Execution | None = None,
     ) -> None:
         self.head = head
         self.policy = policy
         self.pads = can_pad(head)
+        self.execution = Execution() if execution is None else execution
+        check_execution(head, policy, self.execution)
         self._seed = seed
         self._merge_lossless = merge_lossless
         self.pass_tokens = pass_tokens
@@ -177,6 +184,7 @@ class PolicyDecoder:
             prompt=not decoded,
             merge_lossless=self._merge_lossless,
             observer=self._observer,
+            execution=self.execution,
         )
         batch = Batch(
             bank=bank,
@@ -242,6 +250,24 @@ class _Switch:
         """Advance the bank of the current pass."""
         assert self.bank is not None
         return self.bank.advance(layer, recurrence, inputs, valid=valid)
+
+
+def check_execution(head: OutputHead, policy: Policy, execution: Execution) -> None:
+    """Check that `execution` can advance the policy on this model and where it lies.
+
+    Raises:
+        UnsupportedArmError: Saying why it cannot.
+    """
+    if execution.backend is not Backend.TRITON:
+        return
+    problem = triton_problem(head.input_device)
+    if problem is not None:
+        raise UnsupportedArmError(problem)
+    for layer, _ in find_mixers(head.model):
+        try:
+            check_supported((policy,), heads=layer.heads, d_v=layer.d_v, d_k=layer.d_k)
+        except ValueError as error:
+            raise UnsupportedArmError(f"layer {layer.layer_idx}: {error}") from error
 
 
 def can_pad(head: OutputHead) -> bool:

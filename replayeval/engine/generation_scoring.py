@@ -11,6 +11,7 @@ from torch import Tensor
 from replayeval.engine.generation_batch import Batch, PolicyDecoder
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
+from replayssm.backend import Execution
 from replayssm.checkpoint import StoreObserver
 from replayssm.policy import Policy
 
@@ -72,8 +73,10 @@ class LikelihoodScorer:
         seed: Seed of stochastic rounding.
         rows: Continuations side by side. Scores depend on it by float rounding alone, as `Generator` describes.
         observer: Called after each store.
+        execution: What advances the states.
 
     Raises:
+        UnsupportedArmError: When this execution cannot advance the policy on this model and device.
         ConfigError: When there is no row.
     """
 
@@ -86,6 +89,7 @@ class LikelihoodScorer:
         seed: int = 0,
         rows: int = 8,
         observer: StoreObserver | None = None,
+        execution: Execution | None = None,
     ) -> None:
         if rows < 1:
             raise ConfigError(f"expected at least 1 continuation side by side, got {rows}")
@@ -93,7 +97,9 @@ class LikelihoodScorer:
         self._context = context
         self._rows = rows
         self._lossless = policy.is_lossless
-        self._decoder = PolicyDecoder(head, policy, seed=seed, merge_lossless=True, observer=observer)
+        self._decoder = PolicyDecoder(
+            head, policy, seed=seed, merge_lossless=True, observer=observer, execution=execution
+        )
 
     def score(
         self,

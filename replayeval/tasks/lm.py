@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replayeval.engine.generation import Finish, Generation, Request, StopText
 from replayeval.engine.generation import Generator as Engine
-from replayeval.engine.generation_batch import BACKEND
+from replayeval.engine.generation_batch import check_execution
 from replayeval.engine.generation_scoring import Continuation, LikelihoodScorer
 from replayeval.engine.precision import exact_float32
 from replayeval.errors import ConfigError
@@ -28,6 +28,7 @@ from replayeval.models.loading import LoadedModel, load_model
 from replayeval.tasks.lm_arguments import (
     check_arguments,
     context_of,
+    execution_of,
     integer,
     policy_of,
     rows_of,
@@ -71,6 +72,9 @@ class ReplayLM(HFLM):
         max_batch_size: Rows that `auto` starts with.
         trust_remote_code: Let the tokenizer run code from its repository.
         parallelize: Spread the model over all GPUs, which is what no `device` means.
+        backend: Kind of model, as in `hf`; only `causal` is supported.
+        state_backend: What advances the states, `torch` or `triton`.
+        logits_cache: Has no meaning here: contexts that repeat are read once in any case.
         kwargs: `add_bos_token`, `prefix_token_id`, `think_end_token`, `enable_thinking` and `chat_template_args`
             of lm-eval's `hf` model.
 
@@ -103,13 +107,15 @@ class ReplayLM(HFLM):
         trust_remote_code: bool | None = False,
         parallelize: bool | None = False,
         backend: str = "causal",
+        state_backend: str = "torch",
         logits_cache: bool = True,
         **kwargs: Any,
     ) -> None:
-        del logits_cache  # contexts that repeat are read once in any case
+        del logits_cache
         self.policy = policy_of(policy, window)
         self.seed = integer("seed", seed, least=0, most=2**64 - 1)
         self.context = context_of(context)
+        self.execution = execution_of(state_backend)
         kwargs = check_arguments(kwargs, backend)
         limit = None if max_length is None else integer("max_length", max_length, least=1, most=NO_LIMIT)
         rows, automatic = rows_of(batch_size, max_batch_size)
@@ -141,6 +147,7 @@ class ReplayLM(HFLM):
         self._device = self.model.device if self.loaded is None else self.loaded.device
         self._head = OutputHead(self.model)
         check_head(self._head)
+        check_execution(self._head, self.policy, self.execution)
         self.generation_records: dict[tuple[str, int], GenerationRecord] = {}
         self.diverged = 0
 
@@ -187,7 +194,7 @@ class ReplayLM(HFLM):
             "policy": str(self.policy),
             "policy_seed": self.seed,
             "loglikelihood_context": str(self.context),
-            "state_backend": BACKEND,
+            "state_backend": str(self.execution),
         }
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -220,9 +227,9 @@ class ReplayLM(HFLM):
             for prompt, sequence, wish in zip(prompts, sequences, wishes, strict=True)
         ]
         answers = self._run(
-            lambda rows, tick: Engine(self._head, self.policy, seed=self.seed, slots=rows).generate(
-                asked, progress=tick
-            ),
+            lambda rows, tick: Engine(
+                self._head, self.policy, seed=self.seed, slots=rows, execution=self.execution
+            ).generate(asked, progress=tick),
             len(requests),
             "generating" if not disable_tqdm else None,
         )
@@ -289,7 +296,7 @@ class ReplayLM(HFLM):
         ]
         scores = self._run(
             lambda rows, tick: LikelihoodScorer(
-                self._head, self.policy, context=self.context, seed=self.seed, rows=rows
+                self._head, self.policy, context=self.context, seed=self.seed, rows=rows, execution=self.execution
             ).score(asked, progress=tick),
             len(requests),
             "scoring" if not disable_tqdm else None,

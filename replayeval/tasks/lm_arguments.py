@@ -6,16 +6,29 @@ from typing import Any
 
 from replayeval.engine.generation_scoring import Context
 from replayeval.errors import ConfigError
+from replayssm.backend import Execution
 from replayssm.policy import Policy
 
-__all__ = ["check_arguments", "context_of", "integer", "policy_of", "rows_of", "split_arguments"]
+__all__ = ["check_arguments", "context_of", "execution_of", "integer", "policy_of", "rows_of", "split_arguments"]
 
 _KNOWN = ("add_bos_token", "prefix_token_id", "think_end_token", "enable_thinking", "chat_template_args")
 _REFUSED = (
     *("subfolder", "max_memory_per_gpu", "max_cpu_memory", "offload_folder", "tp_plan", "peft", "delta", "autogptq"),
     *("gptqmodel", "gguf_file", "softmax_dtype", "mixed_precision_dtype", "truncation", "use_fast_tokenizer"),
 )
-_OWN = ("pretrained", "policy", "window", "seed", "context", "revision", "tokenizer", "dtype", "device", "max_length")
+_OWN = (
+    "pretrained",
+    "policy",
+    "window",
+    "seed",
+    "context",
+    "revision",
+    "tokenizer",
+    "dtype",
+    "device",
+    "max_length",
+    "state_backend",
+)
 
 
 def split_arguments(text: str) -> list[str]:
@@ -53,6 +66,18 @@ def context_of(text: object) -> Context:
         return Context(str(text).lower())
     except ValueError:
         raise ConfigError(f"model arguments: expected context=prompt or context=decoded, got {text!r}") from None
+
+
+def execution_of(text: object) -> Execution:
+    """What advances the states.
+
+    Raises:
+        ConfigError: If the text names none.
+    """
+    try:
+        return Execution.parse(str(text).lower())
+    except ValueError as error:
+        raise ConfigError(f"model arguments: state_backend: {error}") from None
 
 
 def integer(name: str, value: object, *, least: int, most: int) -> int:

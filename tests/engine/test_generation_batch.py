@@ -202,7 +202,7 @@ def _swap_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     join = generation_batch.join_caches
 
     def swapped(parts: Any, rows: Any, *, slots: int) -> Any:
-        cache = join(parts, rows, slots=slots)
+        cache: Any = join(parts, rows, slots=slots)
         for layer in cache.layers:
             for index, state in getattr(layer, "conv_states", {}).items():
                 layer.conv_states[index] = state.flip(0)
@@ -285,7 +285,8 @@ def test_an_unknown_cache_is_refused_by_name() -> None:
     decoder = PolicyDecoder(head, REFERENCE, seed=0, merge_lossless=False)
     with decoder.running():
         batch, _ = decoder.prefill([[1, 2, 3]], sequences=[0])
-        batch.cache.layers[1].__class__ = Other
+        layer: Any = batch.cache.layers[1]
+        layer.__class__ = Other
         with pytest.raises(UnsupportedArmError, match="Other"):
             Batch.join([batch], [[0]])
         with pytest.raises(ConfigError, match="empty"):
