@@ -38,11 +38,11 @@ def _recall(record: Mapping[str, Any]) -> dict[str, str]:
     reference = record["reference"]
     cells = {"reference": f"{100 * reference['accuracy']:.1f}%"}
     for arm in record["arms"]:
-        low, high = arm["ci95"] or (None, None)
-        change = 100 * arm["delta"]
-        cells[arm["answers"]["policy"]] = (
-            f"{change:+.1f}" if low is None else f"{change:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        )
+        cell = f"{100 * arm['delta']:+.1f}"
+        if arm["ci95"] is not None:
+            low, high = arm["ci95"]
+            cell += f" [{100 * low:.1f}, {100 * high:.1f}]"
+        cells[arm["answers"]["policy"]] = cell
     return cells
 
 

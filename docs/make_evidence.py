@@ -1,8 +1,9 @@
 """Measure the built-in models and put what comes out into the documents: `make evidence`.
 
 Writes docs/evidence/MODEL-{kl,windows,recall}.json, the figure docs/evidence/builtin.png, the tables between the marks
-in README.md and docs/builtin.md, and the numbers that `replayeval models` prints. What was measured before is taken
-from the working directory, so a stopped measurement goes on. `--draw` only renews figure and tables from the records.
+in README.md and docs/builtin.md, and the slices that tests/models/test_builtin_slices.py repeats. What was measured
+before is taken from the working directory, so a stopped measurement goes on. `--draw` only renews figure and tables
+from the records.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from replayeval.engine.forcing import Forcing
 from replayeval.engine.precision import exact_float32
 from replayeval.engine.recall import recalled_answers
 from replayeval.measure import measure_kl
-from replayeval.models.builtin import BUILTIN_MODELS, builtin_corpus, builtin_path
+from replayeval.models.builtin import BUILTIN_MODELS, builtin_corpus
 from replayeval.models.builtin.documents import DocumentKind
 from replayeval.policies import parse_policies
 from replayeval.report.schema import KLReport
@@ -139,28 +140,6 @@ def measure_slice(name: str, device: str) -> dict[str, Any]:
     }
 
 
-def keep_in_package(name: str, kl: KLReport, recall: dict[str, Any]) -> None:
-    """Put the numbers that `replayeval models` prints beside the weights."""
-    path = builtin_path(name) / "policies.json"
-    arms = {arm["answers"]["policy"]: arm for arm in recall["arms"]}
-    at_8k = {arm.policy: next(point for point in arm.by_length if point.n == 8192) for arm in kl.arms}
-    record = {
-        "tokens": {"kl": 8192, "recall": RECALL_TOKENS},
-        "documents": {"kl": kl.docs, "recall": recall["reference"]["documents"]},
-        "recall_reference": recall["reference"]["accuracy"],
-        "policies": {
-            policy: {
-                "kl_nats": point.mean,
-                "kl_ci95": point.ci95,
-                "recall_delta": arms[policy]["delta"],
-                "recall_delta_ci95": arms[policy]["ci95"],
-            }
-            for policy, point in at_8k.items()
-        },
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def _put(path: Path, block: str) -> None:
     start, end = "<!-- evidence -->", "<!-- end of evidence -->"
     text = path.read_text(encoding="utf-8")
@@ -206,7 +185,6 @@ def main() -> None:
             (RECORDS / f"{name}-windows.json").write_text(windows.to_json() + "\n", encoding="utf-8")
             kl = measure_lengths(name, options.work, options.docs, options.device)
             (RECORDS / f"{name}-kl.json").write_text(kl.to_json() + "\n", encoding="utf-8")
-            keep_in_package(name, kl, recall)
     if all((RECORDS / f"{name}-kl.json").is_file() for name in BUILTIN_MODELS):
         draw()
 
