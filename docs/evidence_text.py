@@ -48,7 +48,7 @@ def _recall(record: Mapping[str, Any]) -> dict[str, str]:
 
 def readme_block(records: Records) -> str:
     """Return the README's tables: KL by length and recall, one table per model."""
-    lines: list[str] = []
+    lines = ["## What state policies do to the built-in models", ""]
     for name, record in records.items():
         report = cast(KLReport, record["kl"])
         lengths = [n for n in (1024, 4096, 8192, 32768) if any(p.n == n for p in report.arms[0].by_length)]
@@ -74,7 +74,7 @@ def readme_block(records: Records) -> str:
 
 def windows_and_ratios(records: Records) -> str:
     """Return the tables of docs/builtin.md: RTN over SR by length, and KL by replay window."""
-    lines: list[str] = []
+    lines = ["## What state policies do to them", ""]
     for name, record in records.items():
         report, windows = cast(KLReport, record["kl"]), cast(KLReport, record["windows"])
         lengths = [point.n for point in report.arms[0].by_length]
