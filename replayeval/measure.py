@@ -25,13 +25,17 @@ from replayeval.store import DocumentScores, RunDirectory, RunIdentity, RunManif
 from replayeval.subject import (
     Subject,
     bits_per_element,
+    check_execution,
     check_formats,
     device_name,
+    execution_record,
     load_subject,
     parse_engine,
+    parse_execution,
     parse_seed,
     self_checks,
 )
+from replayssm.backend import Backend
 from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy
 
 BUILTIN = "builtin:"
@@ -51,6 +55,7 @@ def measure_kl(
     lengths: Sequence[int] | None = None,
     docs: int | None = None,
     engine: str = Engine.CHUNK,
+    backend: str = Backend.TORCH,
     chunk: int = DEFAULT_CHUNK,
     dtype: str = "auto",
     device: str = "auto",
@@ -75,6 +80,8 @@ def measure_kl(
         lengths: Generation lengths to report, in tokens.
         docs: Documents to score.
         engine: `chunk`, or `step` for its token-by-token oracle.
+        backend: What advances the states: `torch`, or on a CUDA device `triton`, whose products may be coarser
+            (`triton:tf32`, `triton:bf16`).
         chunk: Tokens per forward pass. It changes results by no more than float32 rounding does: until a rounding
             decision falls the other way, and then within the noise that such a flip brings.
         dtype: Dtype of the weights when a model is loaded here.
@@ -101,7 +108,12 @@ def measure_kl(
     arguments = _arguments(locals())
     policies = parse_policies(arms, precision, window)
     forcing = Forcing(
-        arms=policies, engine=parse_engine(engine), chunk_tokens=chunk, prefill_tokens=prefill, seed=parse_seed(seed)
+        arms=policies,
+        engine=parse_engine(engine),
+        chunk_tokens=chunk,
+        prefill_tokens=prefill,
+        seed=parse_seed(seed),
+        execution=parse_execution(backend),
     )
     source = _source(model, documents, data)
     wanted = tuple(sorted({int(n) for n in lengths})) if lengths is not None else default_lengths_of(source)
@@ -111,6 +123,7 @@ def measure_kl(
         model, tokenizer, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
     check_formats(policies, subject.layers)
+    check_execution(forcing.execution, forcing.policies, subject)
     # One token more than is read: it is the next token of the last one.
     needed: dict[str, Any] = {
         "tokens": prefill + wanted[-1] + 1,
@@ -146,6 +159,7 @@ def measure_kl(
         provenance={
             **run_provenance,
             "data": source,
+            "states": execution_record(forcing.execution),
             "model": dict(subject.details),
             "fingerprint": identity.fingerprint,
         },
@@ -231,7 +245,7 @@ def _identity(
         engine=str(forcing.engine),
         dtype=str(subject.head.model.dtype).removeprefix("torch."),
         window_tokens=window,
-        extra={"numerics": replayssm.NUMERICS_VERSION},
+        extra={"numerics": replayssm.NUMERICS_VERSION, "backend": str(forcing.execution)},
     )
 
 

@@ -15,7 +15,10 @@ from replayeval.models.architectures import SsmLayer
 from replayeval.models.head import OutputHead, check_head
 from replayeval.models.hook import ssm_layers
 from replayeval.models.loading import load_model
+from replayssm.backend import Backend, Execution
+from replayssm.launch import is_interpreted, triton_problem
 from replayssm.policy import Policy
+from replayssm.triton_walk import check_supported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,25 @@ def check_formats(policies: Sequence[Policy], layers: Sequence[SsmLayer]) -> Non
         raise UnsupportedArmError("this model's states do not fit " + "; ".join(offences))
 
 
+def check_execution(execution: Execution, policies: Sequence[Policy], subject: Subject) -> None:
+    """Refuse a backend that cannot advance the model's states under these policies, before anything runs.
+
+    Raises:
+        ConfigError: The backend cannot run where the model is.
+        UnsupportedArmError: It cannot store what a policy asks for.
+    """
+    if execution.backend is Backend.TORCH:
+        return
+    problem = triton_problem(subject.head.input_device)
+    if problem is not None:
+        raise ConfigError(f"backend {execution}: {problem}")
+    try:
+        for layer in subject.layers:
+            check_supported(policies, heads=layer.heads, d_v=layer.d_v, d_k=layer.d_k)
+    except ValueError as error:
+        raise UnsupportedArmError(f"backend {execution}: {error}") from None
+
+
 def bits_per_element(policy: Policy, layers: Sequence[SsmLayer]) -> float:
     """Stored bits per element over all states of the model."""
     sizes = [x.heads * x.d_v * x.d_k for x in layers]
@@ -151,6 +173,27 @@ def parse_engine(name: str) -> Engine:
         return Engine(name)
     except ValueError:
         raise ConfigError(f"expected the engine to be one of {', '.join(Engine)}, got {name!r}") from None
+
+
+def parse_execution(text: str) -> Execution:
+    """Return the backend, and its products if any are named.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    try:
+        return Execution.parse(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def execution_record(execution: Execution) -> dict[str, Any]:
+    """Return, as JSON values, what advanced the states: for the provenance of a result."""
+    return {
+        "backend": str(execution.backend),
+        "products": str(execution.products),
+        "interpreted": execution.backend is Backend.TRITON and is_interpreted(),
+    }
 
 
 def parse_seed(seed: int) -> int:

@@ -25,6 +25,9 @@ PIECE_TOKENS = 16
 _STORES, _WRITES = 1, 2
 _REMEMBERED_TABLES = 64
 _SPLIT_ROWS = 32
+PREPARE_WARPS = {Recurrence.MAMBA2: 2, Recurrence.GDN: 8, Recurrence.KDA: 4}
+"""Warps of the preparation: with fewer, its float32 products keep more operands per thread than it has registers."""
+
 _MODULES = {
     Recurrence.MAMBA2: "replayssm.mamba2.window_triton",
     Recurrence.GDN: "replayssm.gdn.window_triton",
@@ -136,7 +139,7 @@ class TritonWalk:
                 heads,
                 key_heads,
                 **sizes,
-                num_warps=2,
+                num_warps=PREPARE_WARPS[recurrence],
             )
             copies = _unset((group.slots, heads, d_v, d_k), states.device)
             if group.slots:

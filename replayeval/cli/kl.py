@@ -42,6 +42,12 @@ def run(
     engine: Annotated[
         str, typer.Option(metavar="chunk|step", help="Whole chunks per forward pass, or token by token.")
     ] = "chunk",
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="torch|triton", help="What advances the states; triton:tf32 and triton:bf16 multiply coarsely."
+        ),
+    ] = "torch",
     chunk: options.Chunk = "1024",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -63,6 +69,7 @@ def run(
         "lengths": None if lengths is None else _lengths(lengths),
         "docs": None if docs is None else values.integer(docs, option="--docs", least=1),
         "engine": values.one_of(engine, values.ENGINES, option="--engine"),
+        "backend": backend,
         "chunk": values.tokens(chunk, option="--chunk"),
         "dtype": values.dtype(dtype),
         "device": values.device(device),

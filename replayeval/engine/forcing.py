@@ -17,6 +17,7 @@ from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import hooked
 from replayeval.store.scores import DocumentScores
+from replayssm.backend import Execution
 from replayssm.checkpoint import StoreObserver
 from replayssm.policy import REFERENCE, Policy
 from replayssm.records import Recurrence, TokenInputs
@@ -49,6 +50,7 @@ class Forcing:
         prefill_tokens: Tokens at the start of each document that count as prompt.
         seed: Seed of stochastic rounding.
         scorer: What turns final hidden states into scores.
+        execution: What advances the recurrent states.
     """
 
     arms: tuple[Policy, ...]
@@ -57,6 +59,7 @@ class Forcing:
     prefill_tokens: int = 0
     seed: int = 0
     scorer: Scorer = Scorer.TORCH
+    execution: Execution = Execution()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -160,6 +163,7 @@ def forced_hidden_states(
         prompt=prompt > 0,
         merge_lossless=forcing.engine is Engine.CHUNK,
         observer=observer,
+        execution=forcing.execution,
     )
     if banks is not None:
         banks.append(bank)

@@ -1,0 +1,227 @@
+"""Window kernels of the chunked engine at the shapes of real models: checked first, then timed; or compiled only.
+
+    python benchmarks/windows.py time [--out windows.json]      on a CUDA device
+    python benchmarks/windows.py compile [--shape NAME]         without one: registers, stack and shared memory on sm_90
+
+`time` exits with 1, and times nothing, where a kernel disagrees with the PyTorch path. Rows are the reference and the
+five default arms of nvfp4, one document, 1,024 tokens.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from replayeval.engine.kernel_cases import SHAPES, LayerShape
+from replayeval.engine.precision import exact_float32
+from replayssm.backend import Execution
+from replayssm.formats import Rounding, random_bits, store_and_load
+from replayssm.formats.triton_store_kernels import pack_kernel, unpack_kernel
+from replayssm.launch import is_interpreted
+from replayssm.policy import REFERENCE, Policy, precision_arms
+from replayssm.records import Recurrence, TokenInputs
+from replayssm.replay import StateBank
+from replayssm.triton_walk import PREPARE_WARPS, warps
+
+TOKENS = 1024
+LAYER = 0
+POLICIES = (REFERENCE, *precision_arms("nvfp4"))
+FORMATS = {
+    "fp32": (),
+    "fp16+sr": ((2, 0, 1, 128, 0.0, True),),
+    "nvfp4, nvfp4+sr": ((5, 3, 1, 16, 6.0, False), (5, 3, 1, 16, 6.0, True)),
+}
+
+
+TYPES = {
+    **dict.fromkeys(("rows_ptr", "pieces_ptr", "tokens_ptr", "windows_ptr", "address_ptr"), "*i32"),
+    "divisor": "fp32",
+}
+
+
+def inputs_of(shape: LayerShape, rows: int, tokens: int, device: torch.device) -> TokenInputs:
+    """Tokens of one sequence, repeated for every row."""
+    make = torch.Generator(device=device).manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn((1, tokens, *size), generator=make, device=device)
+
+    channels = (shape.heads, shape.d_k) if shape.recurrence is Recurrence.KDA else (shape.heads,)
+    query, key = normal(shape.key_heads, shape.d_k), normal(shape.key_heads, shape.d_k)
+    delta = shape.recurrence is not Recurrence.MAMBA2
+    if delta:
+        query = torch.nn.functional.normalize(query, dim=-1) * shape.d_k**-0.5
+        key = torch.nn.functional.normalize(key, dim=-1)
+    inputs = TokenInputs(
+        query=query,
+        key=key,
+        value=normal(shape.heads, shape.d_v) * (1.0 if delta else 0.05),
+        log_decay=-0.05 * normal(*channels).abs(),
+        beta=normal(shape.heads).sigmoid() if delta else None,
+    )
+    return inputs.map(lambda x: x.expand(rows, *x.shape[1:]).contiguous())
+
+
+def bank(policies: Sequence[Policy], execution: str) -> StateBank:
+    """A bank of one document."""
+    return StateBank(policies, sequences=[0] * len(policies), seed=1, execution=Execution.parse(execution))
+
+
+def check(shape: LayerShape, device: torch.device) -> dict[str, float]:
+    """Largest differences over the largest output: of float32 rows from float64, and of the first windows' stores.
+
+    Both rows of the first window start at the same state, so a store of an arm must be the PyTorch store of the state
+    that the float32 arm reached, bit for bit.
+    """
+    inputs = inputs_of(shape, 2, 96, device)
+    exact = [REFERENCE, Policy.parse("separate:fp32/fp32@L=40")]
+    truth = bank(exact, "torch").advance(LAYER, shape.recurrence, inputs.map(lambda x: x.double()))
+    got = bank(exact, "triton").advance(LAYER, shape.recurrence, inputs)
+    error = float((got - truth).abs().max() / truth.abs().max())
+    texts = ["shared:fp32", *(f"shared:{f}{r}" for f in ("fp8", "nvfp4", "mxfp4", "fp16", "int8") for r in ("", "+sr"))]
+    policies = [Policy.parse(text) for text in texts]
+    stores = bank(policies, "triton")
+    stores.advance(LAYER, shape.recurrence, inputs_of(shape, len(policies), 16, device))
+    states = stores.checkpoints[LAYER].states
+    wrong = 0
+    for row, policy in enumerate(policies):
+        fmt = policy.recurrence_format
+        index = torch.tensor([0])
+        bits = None
+        if fmt.rounding is Rounding.STOCHASTIC:
+            elements = states[0].numel()
+            bits = random_bits(
+                seed=1, layer=LAYER, copy=0, sequences=index, tokens=index + 15, elements=elements, device=device
+            )
+        wrong += int((store_and_load(states[:1], fmt, bits=bits) != states[row : row + 1]).sum())
+    return {"relative_error_float32": error, "stored_elements_that_differ": wrong}
+
+
+def seconds_of(shape: LayerShape, execution: str, device: torch.device) -> float:
+    """Median seconds of one chunk, after two that are not counted."""
+    inputs = inputs_of(shape, len(POLICIES), TOKENS, device)
+    states = bank(POLICIES, execution)
+    times: list[float] = []
+    for step in range(7):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        states.advance(LAYER, shape.recurrence, inputs)
+        end.record()
+        torch.cuda.synchronize()
+        if step >= 2:
+            times.append(start.elapsed_time(end) / 1e3)
+    return sorted(times)[len(times) // 2]
+
+
+def run_time(out: Path | None) -> int:
+    """Check and time every shape."""
+    if not torch.cuda.is_available():
+        print("expected a CUDA device, found none; `compile` works without one", file=sys.stderr)
+        return 2
+    device = torch.device("cuda")
+    records: list[dict[str, Any]] = []
+    with exact_float32(), torch.inference_mode():
+        for name, shape in SHAPES.items():
+            found = check(shape, device)
+            records.append({"shape": name, "device": torch.cuda.get_device_name(device), "check": found})
+            print(name, found, flush=True)
+            # 128 products of float32 and 96 tokens, each sum off by half a unit: 4 deviations of their random walk.
+            bound = 8 * 2.0**-24 * (shape.d_k + 3 * 96) ** 0.5
+            if found["relative_error_float32"] > bound or found["stored_elements_that_differ"]:
+                return 1
+        for record in records:
+            shape = SHAPES[record["shape"]]
+            record["seconds_per_chunk"] = {
+                execution: seconds_of(shape, execution, device)
+                for execution in ("triton", "triton:tf32", "triton:bf16", "torch")
+            }
+            print(record["shape"], record["seconds_per_chunk"], flush=True)
+            if out is not None:
+                out.write_text(json.dumps({"rows": [str(p) for p in POLICIES], "tokens": TOKENS, "layers": records}))
+    return 0
+
+
+def compiled(kernel: Any, num_warps: int, constants: dict[str, Any]) -> dict[str, int]:
+    """Registers, stack and shared memory of a kernel on sm_90."""
+    names = [name for name in kernel.arg_names if name not in constants]
+    kinds = {n: TYPES.get(n, "*fp32" if n.endswith("_ptr") else "i32") for n in names}
+    if kernel in (pack_kernel, unpack_kernel):
+        half = constants["ELEMENT"] == 2
+        kinds |= {"payload_ptr": "*fp16" if half else "*u8", "scale_ptr": "*u8"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if n.endswith("_ptr")}
+    source = ASTSource(
+        fn=kernel,
+        signature={**kinds, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+        attrs=aligned,
+    )
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "enable_fp_fusion": False}
+    )
+    if ".ftz" in made.asm["ptx"]:
+        raise RuntimeError("expected subnormal numbers to be kept, got instructions that flush them to zero")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        usage = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+)", usage), re.search(r"STACK:(\d+)", usage)
+    if registers is None or stack is None:
+        raise RuntimeError(f"expected the resource usage of a kernel, got {usage!r}")
+    return {"registers": int(registers[1]), "stack": int(stack[1]), "shared": int(made.metadata.shared)}
+
+
+def run_compile(names: Sequence[str]) -> int:
+    """Compile every kernel of some shapes."""
+    if is_interpreted():
+        print("expected compiled kernels, got TRITON_INTERPRET=1; unset it", file=sys.stderr)
+        return 2
+    for label, formats in FORMATS.items():
+        for element, scale, tile_rows, group_keys, _, stochastic in formats:
+            common = {"D_K": 128, "BLOCK_V": 128, "BLOCK_K": 128, "ELEMENT": element, "SCALE": scale}
+            common |= {"TILE_ROWS": tile_rows, "GROUP_KEYS": group_keys}
+            print("pack", label, compiled(pack_kernel, 8, {**common, "STOCHASTIC": stochastic}), flush=True)
+            print("unpack", label, compiled(unpack_kernel, 8, common), flush=True)
+    for name in names:
+        shape = SHAPES[name]
+        kernels = importlib.import_module(f"replayssm.{shape.recurrence}.window_triton")
+        common = {"D_K": shape.d_k, "BLOCK_K": 128, "BLOCK_T": 16, "PRODUCTS": 0}
+        split = 32 if shape.d_v % 32 == 0 else 16
+        whole = 1 << (shape.d_v - 1).bit_length()
+        print(name, "prepare", compiled(kernels.prepare_kernel, PREPARE_WARPS[shape.recurrence], common), flush=True)
+        serve = compiled(kernels.serve_kernel, warps(split, 128), {**common, "BLOCK_V": split})
+        print(name, "serve", serve, flush=True)
+        for label, formats in FORMATS.items():
+            block_v = whole if "nvfp4" in label else split
+            constants = {**common, "BLOCK_V": block_v, "FORMATS": formats}
+            walk = compiled(kernels.walk_kernel, warps(block_v, 128), constants)
+            print(name, f"walk {label}", walk, flush=True)
+    return 0
+
+
+def main() -> int:
+    """Run one of both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("time", "compile"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--shape", choices=tuple(SHAPES))
+    arguments = parser.parse_args()
+    if arguments.what == "time":
+        return run_time(arguments.out)
+    return run_compile([arguments.shape] if arguments.shape else tuple(SHAPES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
