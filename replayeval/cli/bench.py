@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from replayeval.engine.bench import EngineBench
     from replayeval.engine.bench_generate import GenerateBench
     from replayeval.engine.bench_kernels import KernelBench
+    from replayssm.backend import Execution
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -101,6 +102,7 @@ def generate(
     prompt: Annotated[str, typer.Option(metavar="N", help="Tokens of each prompt.")] = "256",
     tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to generate behind each prompt.")] = "64",
     window: options.Window = "16",
+    backend: Annotated[str, typer.Option(metavar="torch|triton", help="What advances the states.")] = "torch",
     repeats: Annotated[str, typer.Option(metavar="N", help="Timed repetitions; the median counts.")] = "3",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -115,6 +117,7 @@ def generate(
     times = values.integer(repeats, option="--repeats", least=1, most=1000)
     target = values.json_target(json)
     dtype_name, device_name = values.dtype(dtype), values.device(device)
+    execution = _execution(backend)
     arms = options.arms(None, arm, window=options.window_tokens(window)) if arm else []
 
     import numpy as np
@@ -143,7 +146,7 @@ def generate(
         vocab_size=head.vocabulary,
     )
     prompts = [np.asarray(document.token_ids)[:prompt_tokens] for document in documents]
-    outcome = bench_generate(head, prompts, arms, new_tokens=new_tokens, repeats=times, say=say)
+    outcome = bench_generate(head, prompts, arms, new_tokens=new_tokens, repeats=times, execution=execution, say=say)
     text = json_text.dumps(outcome.to_json(), indent=2)
     if isinstance(target, Path):
         _save(target, text)
@@ -151,6 +154,15 @@ def generate(
         print(text)
     else:
         _show_generation(outcome)
+
+
+def _execution(text: str) -> "Execution":
+    from replayssm.backend import Execution
+
+    try:
+        return Execution.parse(text.strip().lower())
+    except ValueError as error:
+        raise ConfigError(f"--backend: {error}") from None
 
 
 def _show_generation(outcome: "GenerateBench") -> None:

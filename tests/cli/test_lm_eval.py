@@ -126,7 +126,12 @@ def test_bench_generate_reports_ratios(bench: Callable[..., tuple[int, str, str]
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--rows", "0"], "--rows"), (["--tokens", "none"], "--tokens"), (["--arm", "shared"], "--arm")],
+    [
+        (["--rows", "0"], "--rows"),
+        (["--tokens", "none"], "--tokens"),
+        (["--arm", "shared"], "--arm"),
+        (["--backend", "cuda"], "--backend"),
+    ],
     ids=str,
 )
 def test_bench_generate_refuses_what_it_cannot_read(
