@@ -169,7 +169,6 @@ def write_night(
         markdown=content.markdown,
         extra=content.section,
         trends=content.trends,
-        alerts=content.alerts,
     )
 
 

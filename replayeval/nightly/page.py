@@ -36,7 +36,6 @@ class NightPage:
     section: Markup
     markdown: str
     trends: list[dict[str, Any]]
-    alerts: list[tuple[str, str]]
     footer: str
 
 
@@ -71,7 +70,6 @@ def night_page(nights: Sequence[NightRecord], reports: Sequence[AnyReport]) -> N
         ),
         markdown="\n".join(_markdown(record, len(nights))),
         trends=_trends(nights),
-        alerts=[("Regression", headline)] if record.regressions else [],
         footer=f"Night {record.night}, {len(nights)} nights looked at; {provenance_line(reports[0])}",
     )
 
@@ -82,7 +80,7 @@ def headline_of(record: NightRecord) -> tuple[str, str]:
     still = [finding for finding in record.findings if finding.kind is Kind.OPEN]
     better = [finding for finding in record.findings if finding.kind in (Kind.IMPROVEMENT, Kind.RESOLVED)]
     parts = [f"{len(new)} new regression{'s' * (len(new) != 1)}"] if new else []
-    parts += [f"{len(still)} still open"] if still else []
+    parts += [f"{len(still)} regression{'s' * (len(still) != 1)} still open"] if still else []
     parts += [f"{len(better)} improved or resolved"] if better else []
     if parts:
         return f"{', '.join(parts)}.", "fail" if new or still else "pass"
@@ -93,7 +91,7 @@ def headline_of(record: NightRecord) -> tuple[str, str]:
 
 def finding_line(finding: Finding) -> str:
     """Return one finding as a line of text."""
-    _, cell, policy, what, change, before, since, test = _row(finding)
+    policy, _, what, change, before, since, cell, test = _row(finding)
     told = f"{change} ({before})" if finding.change is not None else finding.text
     return f"{finding.kind:<11} {policy}, {what}, {cell}: {told}, since {since}; {test}"
 
@@ -108,7 +106,7 @@ def note(record: NightRecord, nights: int) -> str:
     )
 
 
-_COLUMNS = ("", "cell", "policy", "number", "change [95%]", "before → tonight", "since", "test")
+_COLUMNS = ("policy", "kind", "number", "change [95%]", "before → tonight", "since", "cell", "test")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
@@ -124,8 +122,9 @@ def _row(finding: Finding) -> tuple[str, ...]:
     p = "" if finding.p_holm is None else f", p = {finding.p_holm:.1e} after Holm"
     basis = f"{finding.nights_before} nights, {finding.documents} documents" if finding.documents else ""
     test = "; ".join(filter(None, (_METHODS[finding.method] + p, basis)))
-    return str(finding.kind), printable(finding.label), printable(finding.series.policy), what, change, levels, \
-        finding.since, test  # fmt: skip
+    since = f"{finding.since[:10]} {finding.since[11:16].replace('-', ':')}"
+    policy, cell = printable(finding.series.policy), printable(finding.label)
+    return policy, str(finding.kind), what, change, levels, since, cell, test
 
 
 def _change(metric: Metric, change: float, interval: tuple[float, float] | None) -> str:
@@ -153,7 +152,7 @@ def _markdown(record: NightRecord, nights: int) -> Iterator[str]:
     headline, _ = headline_of(record)
     yield from ("## Changes", "", f"**{escaped(headline)}**", "", escaped(note(record, nights)), "")
     if record.findings:
-        yield from table(["kind", *_COLUMNS[1:]], [_row(finding) for finding in record.findings])
+        yield from table(_COLUMNS, [_row(finding) for finding in record.findings])
         yield ""
     yield from (f"- {escaped(text)}" for text in record.restarted)
 

@@ -49,7 +49,6 @@ def report_html(
     footer: str = "",
     extra: Markup | None = None,
     trends: Sequence[Mapping[str, Any]] = (),
-    alerts: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the page.
 
@@ -61,9 +60,8 @@ def report_html(
         verdict: What the gate says about them.
         title: Title of the page.
         footer: Last line of the page.
-        extra: Section between the verdict and the plots, already escaped.
+        extra: Section before the verdict, already escaped.
         trends: Curves over nights, for a page that `replayeval nightly` makes.
-        alerts: Warnings above everything, as a name and a text.
     """
     shown = list(sources)[:MOST_CELLS]
     data = payload(shown, verdict.limits) | {"trends": list(trends)}
@@ -80,7 +78,7 @@ def report_html(
             subtitle=_subtitle(sources),
             policy=_content_policy(plotly, script),
             css=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
-            alerts=[*alerts, *failed],
+            alerts=failed,
             limits_text=limits_text(verdict.limits),
             verdicts=verdict_tables(verdict, most_rows=MOST_ROWS),
             extra=extra or Markup(""),

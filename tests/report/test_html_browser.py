@@ -165,7 +165,7 @@ def test_the_page_of_a_night_has_its_changes_and_trends(browser: Any, tmp_path: 
     assert not night.passed
     with opened(browser, night.page) as seen:
         page = seen.page
-        assert "new regressions" in page.locator(".alert").first.text_content()
+        assert "new regressions" in page.locator("#changes .answer").text_content()
         rows = page.locator("#changes tbody tr")
         assert rows.count() == len(night.record.findings)
         assert "shared:fp8@L=16" in "".join(rows.all_text_contents())

@@ -88,7 +88,7 @@
   function logAxis(title, low, high) {
     const decades = Number.isFinite(low) && low > 0 ? Math.log10(high / low) : 1;
     return { type: "log", title: { text: title, standoff: 8 }, exponentformat: "power",
-      ...(decades > 1.2 ? { dtick: Math.max(1, Math.ceil(decades / 7)) } : { tickformat: ".1e", nticks: 6 }),
+      ...(decades > 2.2 ? { dtick: Math.max(1, Math.ceil(decades / 7)) } : decades > 0.7 ? { tickformat: ".0e", dtick: "D2" } : { tickformat: ".1e", nticks: 6 }),
       ...(Number.isFinite(low) ? { range: [Math.log10(low) - 0.06 * decades - 0.05, Math.log10(high) + 0.06 * decades + 0.05] } : {}) };
   }
   function lengthAxis(lengths, title = "generation length N (tokens)") {
