@@ -113,6 +113,11 @@ def run(
     if resume and out is None:
         raise ConfigError("--resume: expected --out DIR with the answers to reuse, got no --out.")
 
+    from replayeval.tasks.catalog import check_names
+
+    # Before anything heavy is loaded, so that a typing error shows at once.
+    check_names(names)
+
     from replayeval.tasks.measure import measure_tasks
 
     try:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -36,31 +37,44 @@ class TasksTable:
         members = {member for task in self.report.tasks for member in task.members}
         for task in self.report.tasks:
             if task.task not in members:
-                yield task_table(task, window=self.report.window)
+                yield from task_tables(task, window=self.report.window)
         yield Text(_caption(self.report), style="dim")
 
 
-def task_table(task: TaskReport, *, window: int | None) -> Table:
-    """Return the table of one task: the reference first, then the arms."""
-    table = Table(
-        box=box.SIMPLE_HEAD, title=Text(_title(task)), title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    lengths = any(answers.output_tokens_mean is not None for answers in (task.reference, *task.arms))
-    extracts = any(answers.extraction_failures is not None for answers in (task.reference, *task.arms))
-    names = ["arm", "accuracy", "change, pp [95%]", "flips -/+", "p", "p Holm", "MDE"]
-    names += ["tokens, p90"] * lengths + ["none/cut"] * (lengths or extracts)
-    for index, name in enumerate(names):
-        table.add_column(Text(name), no_wrap=True, justify="right" if index else "left")
-    for answers in (task.reference, *task.arms):
-        cells = [short_policy(answers.policy, window=window or 0), _percent(answers.accuracy)]
-        cells += _compared(answers) if isinstance(answers, TaskArm) else [""] * 5
-        cells += [_lengths(answers)] * lengths + [_failures(answers)] * (lengths or extracts)
-        table.add_row(*(Text(cell) for cell in cells))
+def task_tables(task: TaskReport, *, window: int | None) -> list[Table]:
+    """Return the tables of one task, the reference first: accuracies, then outputs where they are generated."""
+    rows: list[Answers] = [task.reference, *task.arms]
+    arms = ("arm", [short_policy(answers.policy, window=window or 0) for answers in rows])
+    compared = [_compared(answers) for answers in rows]
+    names = ("change, pp [95%]", "flips -/+", "p", "p Holm", "MDE")
+    columns: list[tuple[str, list[str]]] = [arms, ("accuracy", [_percent(answers.accuracy) for answers in rows])]
+    columns += [(name, [cells[index] for cells in compared]) for index, name in enumerate(names)]
+    tables = [_table(columns, title=_title(task))]
+    if any(answers.output_tokens_mean is not None or answers.extraction_failures is not None for answers in rows):
+        outputs = [
+            arms,
+            ("mean tokens", [_tokens(answers.output_tokens_mean) for answers in rows]),
+            ("p90", [_tokens(answers.output_tokens_p90) for answers in rows]),
+            ("no answer", [_count(answers.extraction_failures) for answers in rows]),
+            ("cut off", [_count(answers.truncations) for answers in rows]),
+        ]
+        tables.append(_table(outputs, title="Outputs"))
+    return tables
+
+
+def _table(columns: Sequence[tuple[str, list[str]]], *, title: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    for index, (name, cells) in enumerate(columns):
+        # A cell that is cut would lose digits, so a console too narrow breaks lines instead.
+        width = max(cell_len(text) for text in (name, *cells))
+        table.add_column(Text(name), no_wrap=True, min_width=width, justify="right" if index else "left")
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 
 def _title(task: TaskReport) -> str:
-    parts = [f"{printable(task.task)}: {task.n:,} documents"]
+    parts = [f"{printable(task.task)}: {task.n:,} document{'' if task.n == 1 else 's'}"]
     if task.samples_per_document not in (None, 1):
         parts.append(f"{task.samples_per_document} samples each")
     if task.members:
@@ -68,31 +82,29 @@ def _title(task: TaskReport) -> str:
     return ", ".join([*parts, printable(task.metric)])
 
 
-def _compared(arm: TaskArm) -> list[str]:
-    change = UNDEFINED if arm.delta_pp is None else f"{arm.delta_pp:+.1f}"
-    if arm.ci95 is not None:
-        change += f" [{arm.ci95[0]:+.1f}, {arm.ci95[1]:+.1f}]"
+def _compared(answers: Answers) -> list[str]:
+    if not isinstance(answers, TaskArm):
+        return [""] * 5
+    change = UNDEFINED if answers.delta_pp is None else f"{answers.delta_pp:+.1f}"
+    if answers.ci95 is not None:
+        change += f" [{answers.ci95[0]:+.1f}, {answers.ci95[1]:+.1f}]"
     return [
         change,
-        f"{arm.flips_to_wrong}/{arm.flips_to_right}",
-        _probability(arm.p_value),
-        _probability(arm.p_holm) + ("*" if arm.p_holm is not None and arm.p_holm <= SIGNIFICANT else " "),
-        UNDEFINED if arm.mde_pp is None else f"{arm.mde_pp:.1f}",
+        f"{answers.flips_to_wrong}/{answers.flips_to_right}",
+        _probability(answers.p_value),
+        _probability(answers.p_holm) + ("*" if answers.p_holm is not None and answers.p_holm <= SIGNIFICANT else " "),
+        UNDEFINED if answers.mde_pp is None else f"{answers.mde_pp:.1f}",
     ]
 
 
-def _lengths(answers: Answers) -> str:
-    if answers.output_tokens_mean is None or answers.output_tokens_p90 is None:
+def _tokens(count: float | None) -> str:
+    if count is None:
         return UNDEFINED
-    return f"{_tokens(answers.output_tokens_mean)}, {_tokens(answers.output_tokens_p90)}"
-
-
-def _tokens(count: float) -> str:
     return f"{count:.0f}" if count < 10_000 else f"{count / 1000:.1f}k"
 
 
-def _failures(answers: Answers) -> str:
-    return "/".join("-" if n is None else str(n) for n in (answers.extraction_failures, answers.truncations))
+def _count(count: int | None) -> str:
+    return UNDEFINED if count is None else str(count)
 
 
 def _percent(fraction: float | None) -> str:
@@ -111,7 +123,7 @@ def _caption(report: TasksReport) -> str:
         "clustered by document. flips: answers that got worse/better.",
         _tests(report.tasks),
         "p Holm: corrected over the arms of a task, * at most 0.05. MDE: smallest true change in points found 80% of "
-        "the time. none/cut: answers without anything to extract/cut off at the token limit.",
+        "the time. no answer: outputs that ended without one that could be extracted; cut off: at the token limit.",
     ]
     lines += [f"{printable(task.task)}: {printable(task.caution)}." for task in report.tasks if task.caution]
     return " ".join(line for line in lines if line)

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import importlib.util
 import logging
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ def lm_eval_name(name: str) -> str:
     """Return the name under which lm-eval knows a task of the command line.
 
     Short names mean this project's tasks and their members (`ruler_4k_vt`); `lm-eval:mmlu_pro` means lm-eval's own of
-    that name.
+    that name, and a path that ends in `.yaml` a task file.
     """
     if name.startswith(LM_EVAL_PREFIX):
         return name.removeprefix(LM_EVAL_PREFIX)
@@ -78,7 +79,7 @@ def load(names: Sequence[str], *, metadata: Mapping[str, Any]) -> dict[str, Any]
     with hushed():
         # Indexing all of lm-eval's tasks takes many seconds, which nobody needs for ours.
         manager = TaskManager(include_path=str(task_folder()), include_defaults=False, metadata=dict(metadata))
-        if any(name not in manager.all_tasks for name in wanted):
+        if any(name not in manager.all_tasks and not _is_file(name) for name in wanted):
             manager = TaskManager(include_path=str(task_folder()), metadata=dict(metadata))
             _refuse_unknown(names, manager.all_tasks)
         try:
@@ -104,10 +105,12 @@ def check_names(names: Sequence[str]) -> None:
     if not names:
         raise ConfigError("--tasks: expected at least one task, got none.")
     own = _own_names()
-    if any(lm_eval_name(name) not in own for name in names):
-        import lm_eval.tasks  # pyright: ignore[reportMissingTypeStubs]
-
-        _refuse_unknown(names, own | _written_names(Path(str(lm_eval.tasks.__file__)).parent))
+    if any(lm_eval_name(name) not in own and not _is_file(name) for name in names):
+        # Found without importing it, which takes seconds.
+        package = importlib.util.find_spec("lm_eval")
+        if package is None or package.origin is None:
+            raise ConfigError("--tasks: lm-eval is not installed; install it with `pip install lm_eval`.")
+        _refuse_unknown(names, own | _written_names(Path(package.origin).parent / "tasks"))
 
 
 @contextmanager
@@ -115,7 +118,8 @@ def hushed() -> Generator[None]:
     """Keep lm-eval from logging and drawing bars between our lines."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    # What goes wrong is raised; its log would only repeat it.
+    logger.setLevel(logging.CRITICAL)
     try:
         with redirect_stderr(StringIO()), redirect_stdout(StringIO()):
             yield
@@ -125,7 +129,7 @@ def hushed() -> Generator[None]:
 
 def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
     known = set(known)
-    unknown = [name for name in names if lm_eval_name(name) not in known]
+    unknown = [name for name in names if lm_eval_name(name) not in known and not _is_file(name)]
     if not unknown:
         return
     hints: list[str] = []
@@ -135,6 +139,10 @@ def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
     raise ConfigError(
         f"--tasks: unknown {', '.join(hints)}. Short names are {', '.join(SHORT_NAMES)}; any task of lm-eval works too."
     )
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".yaml") and Path(name).is_file()
 
 
 @functools.cache

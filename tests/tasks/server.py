@@ -5,6 +5,7 @@
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,6 +38,7 @@ def by_model(name: str, policy: str) -> Answer:
     from replayeval.tasks.lm import ReplayLM
 
     lm = ReplayLM(name, policy=policy, dtype="float32", device="cpu")
+    turn = threading.Lock()
 
     def echoed(prompt: str) -> dict[str, Any]:
         ids = torch.tensor([lm.tok_encode(prompt)])
@@ -48,6 +50,10 @@ def by_model(name: str, policy: str) -> Answer:
         return {"token_logprobs": [*chosen, 0.0], "top_logprobs": [*best, {"best": 0.0}]}
 
     def answer(prompt: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        with turn:
+            return answer_alone(prompt, request)
+
+    def answer_alone(prompt: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if request.get("echo"):
             return {"choices": [{"index": 0, "text": prompt, "logprobs": echoed(prompt)}], "usage": {}}
         settings = {"until": request["stop"], "max_gen_toks": request["max_tokens"], "do_sample": False}
