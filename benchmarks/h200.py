@@ -69,7 +69,8 @@ def plain_prefill(head: OutputHead, tokens: np.ndarray, rows: int, chunk: int) -
     with torch.inference_mode():
         for start in range(0, len(tokens), chunk):
             hidden = head.hidden(ids[:, start : start + chunk], cache, start)
-        head.logits(hidden[:, -1:])
+            if start + chunk >= len(tokens):
+                head.logits(hidden[:, -1:])
 
 
 def cache_bytes(head: OutputHead, rows: int, tokens: int) -> int:

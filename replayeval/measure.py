@@ -15,6 +15,7 @@ from replayeval.engine.checks import Check, check_floor, control_arm
 from replayeval.engine.fitting import Fitting
 from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing
 from replayeval.engine.precision import exact_float32
+from replayeval.engine.scoring import Scorer
 from replayeval.errors import ConfigError
 from replayeval.models.head import OutputHead
 from replayeval.policies import parse_policies
@@ -107,13 +108,15 @@ def measure_kl(
     """
     arguments = _arguments(locals())
     policies = parse_policies(arms, precision, window)
+    execution = parse_execution(backend)
     forcing = Forcing(
         arms=policies,
         engine=parse_engine(engine),
         chunk_tokens=chunk,
         prefill_tokens=prefill,
         seed=parse_seed(seed),
-        execution=parse_execution(backend),
+        execution=execution,
+        scorer=Scorer.TRITON if execution.backend is Backend.TRITON else Scorer.TORCH,
     )
     source = _source(model, documents, data)
     wanted = tuple(sorted({int(n) for n in lengths})) if lengths is not None else default_lengths_of(source)
@@ -160,6 +163,7 @@ def measure_kl(
             **run_provenance,
             "data": source,
             "states": execution_record(forcing.execution),
+            "scores": str(forcing.scorer),
             "model": dict(subject.details),
             "fingerprint": identity.fingerprint,
         },

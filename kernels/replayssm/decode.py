@@ -99,7 +99,8 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     # With more threads than keys the compiler loads vectors in the layout of the tile instead of exchanging them
     # through shared memory, and a tile of 32 rows stays below 128 registers.
     rows = max(32 if d_v % 32 == 0 else 16, widest)
-    return Launch(rows=rows, tiles=-(-d_v // rows), warps=8)
+    heavy = any(c.format.is_scaled for c in slots.copies)
+    return Launch(rows=rows, tiles=-(-d_v // rows), warps=8, registers=128 if heavy else None)
 
 
 def decode_step(

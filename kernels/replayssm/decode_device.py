@@ -1,8 +1,8 @@
 """What the decode kernels of all recurrences share: tiles of stored states, suffix sums of decays, cursors.
 
 A tile holds `BV` value rows of one head, all keys of each. Scaled float codes of 8 or 4 bits are read as words of 4 or
-8 codes (`WORDS`): three integer instructions turn a code into a float32 that is off by a power of two, half of which the
-vector that it meets makes up for, and a factor on the sum the rest. Where that does not fit (`PACKED` without `WORDS`),
+8 codes (`WORDS`): three integer instructions turn a code into a float32 that is off by a power of two, half of which a
+vector that meets it makes up for, and a factor on the sum the rest. Where that does not fit (`PACKED` without `WORDS`),
 the two codes of a byte stay in two tiles of half the width. Neither needs an exchange between threads.
 """
 
@@ -145,7 +145,7 @@ def word_product(words, factor, vector, ELEMENT: tl.constexpr):
         total += word_code(words, 7, ELEMENT) * v7[None, :]
         return tl.sum(scaled(total * 9223372036854775808.0, factor), axis=1)
     else:
-        lift: tl.constexpr = 1152921504606846976.0 if ELEMENT == E4M3 else 72057594037927936.0
+        lift: tl.constexpr = 1152921504606846976.0 if ELEMENT == E4M3 else 72057594037927936.0  # pyright: ignore
         even, odd = tl.split(tl.reshape(vector * lift, (BK // 4, 2, 2)))
         v0, v2 = tl.split(even)
         v1, v3 = tl.split(odd)

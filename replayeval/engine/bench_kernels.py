@@ -266,7 +266,6 @@ class _Case:
         self._generator = generator
         self._speeds = speeds
         self._launch: Launch | None = None
-        self._swept = False
         self._peer_seconds = self._own_seconds = float("nan")
 
     def conventional(self) -> str:
@@ -278,13 +277,16 @@ class _Case:
         return f"{peer.name}: {peer.configuration}"
 
     def time(self, policy: Policy) -> KernelTiming:
-        """Time a replay policy; float32 ones choose the launch, at the first window that is asked for."""
+        """Time a replay policy; float32 ones share the launch that suits the first of them, others choose their own."""
         sets = self._sets(policy)
         window = policy.window_tokens
-        if policy.is_lossless and not self._swept:
-            self._launch = min(sets.candidates(), key=lambda c: sets.cycle_seconds(self._clock, c, staggered=True))
-            self._swept = True
-        launch = self._launch if policy.is_lossless else None
+        if self._launch is None or not policy.is_lossless:
+            launch = min(sets.candidates(), key=lambda c: sets.cycle_seconds(self._clock, c, staggered=True))
+            launch = launch or default_launch(sets.slots[0], self._batch)
+        else:
+            launch = self._launch
+        if policy.is_lossless:
+            self._launch = launch
         middle = window // 2
         cycle = sets.cycle_seconds(self._clock, launch, staggered=True)
         return KernelTiming(
@@ -292,7 +294,7 @@ class _Case:
             policy=str(policy),
             batch=self._batch,
             window=window,
-            launch=str(launch or default_launch(sets.slots[0], self._batch)),
+            launch=str(launch),
             cycle_us=1e6 * cycle,
             aligned_us=1e6 * sets.cycle_seconds(self._clock, launch, staggered=False),
             read_us=1e6 * sets.step_seconds(self._clock, launch, [middle]),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from replayeval.engine.memory import peak_memory_bytes
 from replayeval.engine.scoring import Scorer, TokenScores, score_tokens
-from replayeval.engine.streaming import score_streaming
+from replayeval.engine.streaming import check_streaming, score_streaming
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import hooked
@@ -211,6 +211,8 @@ def score_document(
             kept = hidden[:, skip:]
             if forcing.scorer is Scorer.TRITON:
                 scores = score_streaming(head, kept, wanted)
+                if not parts:
+                    check_streaming(head, kept, wanted, scores)
             else:
                 scores = score_tokens(head.logits, kept, wanted)
             if not bool(scores.reference_finite.all()):

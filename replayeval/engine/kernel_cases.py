@@ -143,11 +143,13 @@ class LayerSets:
         self.out = torch.empty_like(self.token.value)
 
     def candidates(self) -> list[Launch | None]:
-        """Launch configurations to choose from; None is the default, and the only one where a scale spans a head."""
+        """Launch configurations to choose from; None is the default."""
         found: list[Launch | None] = [None]
-        if any(c.kernel.whole_head for c in self.slots[0].copies):
-            return found
         d_v = self.slots[0].shape.d_v
+        if any(c.kernel.whole_head for c in self.slots[0].copies):
+            rows = default_launch(self.slots[0], self.batch).rows
+            limits = ((4, 128), (8, None), (16, None))
+            return found + [Launch(rows=rows, tiles=1, warps=w, registers=r) for w, r in limits]
         for rows, warps in ((16, 4), (32, 4), (32, 8), (64, 8)):
             if d_v % rows == 0:
                 found += [Launch(rows=rows, tiles=t, warps=warps) for t in dict.fromkeys((1, d_v // rows))]

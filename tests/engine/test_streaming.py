@@ -1,6 +1,7 @@
 """The streaming scores against float64 dense ones and against the PyTorch scoring, in Triton's interpreter."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from replayeval.engine.forcing import Forcing, score_document
 from replayeval.engine.scoring import Scorer, TokenScores, score_tokens
 from replayeval.engine.streaming import score_streaming
-from replayeval.errors import ConfigError
+from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
 from replayssm import streaming_kl
 from replayssm.streaming_kl import Finish, StreamedScores, StreamLaunch, merge, run_kernel, streamed_scores
@@ -194,3 +195,17 @@ def test_no_triton_no_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, _, targets = case(2, 3, 20, 77, 0.1)
     with pytest.raises(ConfigError, match="no card"):
         score_streaming(OutputHead(tiny.shared("qwen3_5")), hidden, targets)
+
+
+@pytest.mark.parametrize("fault", ["nll_reference_nats", "nll_nats", "kl_nats"])
+def test_a_wrong_kernel_stops_a_run(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = OutputHead(tiny.shared("mamba2"))
+    doc, forcing = document(4), Forcing(arms=policies(["shared:nvfp4"]), scorer=Scorer.TRITON)
+
+    def wrong(*given: Any, **named: Any) -> TokenScores:
+        scores = score_streaming(*given, **named)
+        return replace(scores, **{fault: getattr(scores, fault) + 2e-3 * (1 + getattr(scores, fault))})
+
+    monkeypatch.setattr("replayeval.engine.forcing.score_streaming", wrong)
+    with pytest.raises(NumericsError, match="agree with PyTorch"):
+        score_document(head, doc, forcing)
