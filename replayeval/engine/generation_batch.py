@@ -56,8 +56,8 @@ class Batch:
     def join(parts: "Sequence[Batch]", rows: Sequence[Sequence[int]]) -> "Batch":
         """A batch of chosen rows of several ones, in order; a row may be chosen several times.
 
-        The last slots of all rows are aligned and slots that no row uses are dropped. The given batches are of no use
-        afterwards, unless all of their rows were chosen at least once from a single one.
+        The last slots of all rows are aligned and slots that no row uses are dropped. The given batches stay as they
+        are.
         """
         index = [
             torch.tensor(list(wanted), dtype=torch.int64, device=p.mask.device)

@@ -43,7 +43,7 @@ def join_caches(parts: Sequence[DynamicCache], rows: Sequence[Sequence[int]], *,
     """A new cache of chosen rows of several caches, in order, whose last tokens are aligned.
 
     Args:
-        parts: Caches of one model, each filled by at least one pass; they are of no use afterwards.
+        parts: Caches of one model, each filled by at least one pass; they stay as they are.
         rows: Which rows of each; a row may be chosen several times.
         slots: Tokens that the new cache holds per row. Shorter parts get zeros on the left, which the caller masks;
             of longer ones the leftmost tokens are dropped, which must be padding in all chosen rows.
