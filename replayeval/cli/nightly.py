@@ -7,6 +7,7 @@ import typer
 
 from replayeval.cli import gate, values
 from replayeval.cli.session import say
+from replayeval.cli.sweep import SweepProgress
 from replayeval.errors import ConfigError
 
 EXAMPLES = """\b
@@ -70,15 +71,16 @@ def run(
     from replayeval.sweep.plan import load_plan
 
     chosen = load_plan(plan)
-    night = run_night(
-        chosen,
-        history,
-        name=chosen.name,
-        runner=sweep_runner(executor),
-        alpha=cast(float, chance),
-        tolerance=cast(float, ignored),
-        limits=limits if limits.of_distributions or limits.max_drop is not None else None,
-    )
+    with SweepProgress() as progress:
+        night = run_night(
+            chosen,
+            history,
+            name=chosen.name,
+            runner=sweep_runner(executor, progress),
+            alpha=cast(float, chance),
+            tolerance=cast(float, ignored),
+            limits=limits if limits.of_distributions or limits.max_drop is not None else None,
+        )
     for finding in night.record.findings:
         print(finding_line(finding))
     print(headline_of(night.record)[0])

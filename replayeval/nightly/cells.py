@@ -95,7 +95,9 @@ def _of_tasks(report: TasksReport) -> dict[str, Any]:
     """Tasks keep no number per document: a night is one number, the drop of all documents together."""
     values: dict[str, dict[str, tuple[float | None, ...]]] = {}
     exact: dict[str, list[Any]] = {}
-    for task in report.tasks:
+    # A group stands for its members: every further series costs power for all.
+    members = {member for task in report.tasks for member in task.members}
+    for task in (task for task in report.tasks if task.task not in members):
         for arm in task.arms:
             drop = None if arm.delta_pp is None else -arm.delta_pp
             values.setdefault(arm.policy, {})[name_of(Metric.DROP, task.task)] = (drop,)

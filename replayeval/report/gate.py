@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from replayeval.errors import ConfigError
-from replayeval.report.cells import PolicyText, Source, data_label, lengths_of, provenance_line
+from replayeval.report.cells import PolicyText, Source, data_label, is_control, lengths_of, provenance_line
 from replayeval.report.schema import ArmReport, Count, Interval, KLAtLength, KLReport, Positive, Record, Report
 from replayeval.report.tasks_schema import TaskArm, TaskReport, TasksReport
 from replayeval.report.text import printable, tokens_label
@@ -111,10 +111,10 @@ class GateReport(Report):
         return {outcome: sum(arm.outcome is outcome for arm in self.arms) for outcome in Outcome}
 
     def cheapest(self) -> dict[str, ArmVerdict | None]:
-        """Return for each model the arm of fewest bits that passes, or None."""
+        """Return for each model the arm of fewest bits that passes, the control arm apart, or None."""
         found: dict[str, ArmVerdict | None] = {}
         for arm in self.arms:
-            passes = arm.outcome is Outcome.PASS and arm.bits_per_element is not None
+            passes = arm.outcome is Outcome.PASS and arm.bits_per_element is not None and not is_control(arm.policy)
             if found.get(arm.model) is None:
                 found[arm.model] = arm if passes else None
         return found
@@ -123,7 +123,8 @@ class GateReport(Report):
 def gate(sources: Sequence[Source], limits: Limits, *, policies: Sequence[str] = ()) -> GateReport:
     """Hold every arm of some records against limits.
 
-    A policy is judged once per model: it has to keep every limit in every record that holds it.
+    A policy is judged once per model: it has to keep every limit in every record that holds it, and a limit that no
+    record can judge it by leaves it undecided.
 
     Args:
         sources: Records with the places they came from.
@@ -144,6 +145,8 @@ def gate(sources: Sequence[Source], limits: Limits, *, policies: Sequence[str] =
                 if stored is not None:
                     bits[source.report.model, policy] = stored
     _check_found(policies, sources, {policy for _, policy in checks})
+    for found in checks.values():
+        found += _not_measured(limits, {check.metric for check in found})
     models = list(dict.fromkeys(model for model, _ in checks))
     order = sorted(checks, key=lambda key: (models.index(key[0]), bits.get(key, float("inf"))))
     return GateReport(
@@ -182,10 +185,13 @@ def _checks_of(source: Source, limits: Limits) -> Iterator[tuple[str, float | No
             for arm in report.arms:
                 yield arm.policy, arm.bits_per_element, list(_kl_checks(arm, at, source, limits))
     elif limits.max_drop is not None:
-        for policy in dict.fromkeys(arm.policy for task in report.tasks for arm in task.arms):
+        # The members of a group are judged together, as the group: each by itself is small.
+        members = {member for task in report.tasks for member in task.members}
+        tasks = [task for task in report.tasks if task.task not in members]
+        for policy in dict.fromkeys(arm.policy for task in tasks for arm in task.arms):
             found = [
                 _drop_check(arm, task, source.where, limits.max_drop, limits.fewest_documents)
-                for task in report.tasks
+                for task in tasks
                 for arm in task.arms
                 if arm.policy == policy
             ]
@@ -265,6 +271,31 @@ def _drop_check(arm: TaskArm, task: TaskReport, where: str, limit: float, fewest
         documents=task.n,
         **_of(decision),
     )
+
+
+def _not_measured(limits: Limits, judged: set[str]) -> Iterator[GateCheck]:
+    asked = {
+        "kl": limits.max_kl,
+        "top1": limits.min_top1,
+        "nll_delta": limits.max_nll_delta,
+        "accuracy_drop": limits.max_drop,
+    }
+    for metric, limit in asked.items():
+        if limit is not None and metric not in judged:
+            kind = "tasks" if metric == "accuracy_drop" else "kl"
+            yield GateCheck.model_validate(
+                {
+                    "metric": metric,
+                    "where": "no record",
+                    "source": "",
+                    "value": None,
+                    "ci95": None,
+                    "limit": limit,
+                    "documents": 0,
+                    "outcome": Outcome.UNDECIDED,
+                    "reason": f"not measured; measure this policy with `replayeval {kind}`",
+                }
+            )
 
 
 def _of(decision: Decision) -> dict[str, Any]:

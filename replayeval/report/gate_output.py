@@ -44,6 +44,8 @@ def bits_text(arm: ArmVerdict) -> str:
 def check_line(check: GateCheck) -> str:
     """Return one check with its number, interval, limit, documents, outcome and reason."""
     where = printable(check.where)
+    if not check.source:
+        return f"{METRICS[check.metric]} {limit_text(check)}: {check.outcome}, {advice(check)}"
     name = f"{METRICS[check.metric]} {'in' if check.metric == 'accuracy_drop' else 'to'} {where}"
     documents = f"{check.documents} document{'s' if check.documents != 1 else ''}"
     return f"{name}: {value_text(check)} {limit_text(check)}, {documents}: {check.outcome}, {advice(check)}"
@@ -72,7 +74,7 @@ def limit_text(check: GateCheck) -> str:
 def advice(check: GateCheck) -> str:
     """Return why a check came out as it did, and what would decide it."""
     reason = printable(check.reason)
-    if check.outcome is not Outcome.UNDECIDED:
+    if check.outcome is not Outcome.UNDECIDED or not check.documents:
         return reason
     if check.more_documents is None:
         return f"{reason}; how many more documents would decide cannot be told"

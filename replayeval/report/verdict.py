@@ -162,6 +162,8 @@ def _cell(checks: Sequence[GateCheck]) -> VerdictCell:
     if not checks:
         return VerdictCell(value="", outcome="", mark="", detail="", title="")
     worst = max(checks, key=_badness)
+    if not worst.source:
+        return VerdictCell(value="", outcome=str(worst.outcome), mark="?", detail="", title=advice(worst))
     documents = f"{worst.documents:,} document{'s' if worst.documents != 1 else ''}"
     among = f", worst of {len(checks)}: {printable(worst.where)}" if len(checks) > 1 else f", {printable(worst.where)}"
     return VerdictCell(

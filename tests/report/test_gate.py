@@ -13,7 +13,7 @@ from replayeval.report.gate_output import gate_badge, gate_junit, gate_lines, su
 from replayeval.report.schema import ArmReport, Check, KLReport
 from replayeval.stats.gate import Outcome
 from tests.report.samples import arm, report
-from tests.report.task_samples import two_tasks
+from tests.report.task_samples import task, task_arm, tasks_report, two_tasks
 
 GOOD, BAD, UNSURE = "shared:fp8+sr@L=16", "shared:nvfp4@L=16", "shared:int8@L=16"
 LIMITS = Limits(max_kl=1e-3, at=1024)
@@ -132,11 +132,40 @@ def test_a_policy_has_to_pass_in_every_record_and_every_task() -> None:
     assert outcomes(gate(sources, LIMITS))[GOOD] is Outcome.FAIL
     tasks = Source(report=two_tasks(), where="t")
     both = gate([sources[0], tasks], Limits(max_kl=1e-3, max_drop=1.5))
-    assert [check.metric for check in both.arms[1].checks] == ["kl", "accuracy_drop", "accuracy_drop"]
+    metrics = {one.policy: [check.metric for check in one.checks] for one in both.arms}
+    assert metrics[GOOD] == ["kl", "accuracy_drop", "accuracy_drop"]
     # A drop of 0.2 [-0.8, 1.2] keeps to 1.5 and not surely to 1.
     assert outcomes(both)[GOOD] is Outcome.PASS
     assert outcomes(gate([tasks], Limits(max_drop=1.0)))[GOOD] is Outcome.UNDECIDED
     assert outcomes(gate([tasks], Limits(max_drop=1.0)))[BAD] is Outcome.FAIL
+
+
+def test_a_limit_that_nothing_was_measured_for_is_not_kept() -> None:
+    sources = [Source(report=measured(arm(GOOD, {1024: 1e-4}), arm("shared:fp16@L=16", {1024: 1e-5})), where="a"),
+               Source(report=two_tasks(), where="t")]  # fmt: skip
+    verdict = gate(sources, Limits(max_kl=1e-3, max_drop=1.5))
+    assert outcomes(verdict) == {
+        GOOD: Outcome.PASS,
+        BAD: Outcome.FAIL,
+        "shared:fp16@L=16": Outcome.UNDECIDED,
+    }
+    text = "\n".join(gate_lines(verdict))
+    assert "accuracy drop <= 1.5 pp: undecided, not measured; measure this policy with `replayeval tasks`" in text
+    assert "KL <= 0.001: undecided, not measured; measure this policy with `replayeval kl`" in text
+
+
+def test_the_members_of_a_group_are_judged_as_the_group() -> None:
+    good, bad = task_arm(GOOD, -0.2), task_arm(GOOD, -9.0, half=8.9)
+    grouped = tasks_report(task("group", good, members=("a", "b")), task("a", bad, n=12), task("b", good, n=88))
+    (one,) = gate([Source(report=grouped, where="t")], Limits(max_drop=1.5)).arms
+    assert ([check.where for check in one.checks], one.outcome) == (["group"], Outcome.PASS)
+
+
+def test_the_control_arm_is_never_the_cheapest() -> None:
+    control = measured(arm("shared:fp32@L=16", {1024: 1e-9}, bits_per_element=32.0), arm(BAD, {1024: 1e-2}))
+    verdict = gate([Source(report=control, where="a")], LIMITS)
+    assert outcomes(verdict)["shared:fp32@L=16"] is Outcome.PASS
+    assert verdict.cheapest() == {"builtin:gdn": None}
 
 
 def test_limits_without_a_record_that_they_concern() -> None:
