@@ -172,6 +172,7 @@ def _provenance(manifest: SweepManifest, cell: SweepCell, units: Sequence[Unit])
         "arguments": {"given": dict(settings), "defaulted": {}},
         "data": settings["data"],
         "seed": settings["seed"],
+        "states": first.result.get("states"),
         "model": first.result["model"],
         "fingerprint": fingerprint(cell.to_json()),
         "sweep": _origin(manifest, cell) | {"units": len(units)},

@@ -13,6 +13,7 @@ from replayeval.errors import ConfigError
 from replayeval.policies import parse_policies
 from replayeval.report.text import printable
 from replayeval.sweep.plan import KLGrid, ModelEntry, Plan, TaskGrid
+from replayssm.backend import Execution
 from replayssm.policy import Policy, precision_arms
 
 BUILTIN = "builtin"
@@ -35,6 +36,7 @@ class KLCell:
         prefill: Prompt tokens.
         engine: "chunk" or "step".
         chunk: Tokens per forward pass.
+        backend: What advances the states, in its canonical text.
     """
 
     model: ModelEntry
@@ -48,6 +50,7 @@ class KLCell:
     prefill: int
     engine: str
     chunk: int
+    backend: str
 
     @property
     def label(self) -> str:
@@ -141,6 +144,7 @@ def _kl_cells(plan: Plan, grid: KLGrid, number: int) -> Iterable[KLCell]:
                 prefill=grid.prefill,
                 engine=grid.engine,
                 chunk=grid.chunk,
+                backend=_backend(grid.backend, where=f"grids[{number}]"),
             )
 
 
@@ -165,6 +169,13 @@ def _policies(grid: KLGrid | TaskGrid, window: int, *, where: str) -> Sequence[P
         return parse_policies([*named, *grid.arms], None, window)
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _backend(text: str, *, where: str) -> str:
+    try:
+        return str(Execution.parse(text))
+    except ValueError as error:
+        raise ConfigError(f"{where}.backend: {error}") from None
 
 
 def _lengths(grid: KLGrid, model: ModelEntry, data: str, *, where: str) -> tuple[int, ...]:

@@ -73,6 +73,7 @@ def kl_jobs(cell: KLCell, pin: ModelPin, documents: Sequence[Any]) -> tuple[KLJo
         "prefill_tokens": cell.prefill,
         "seed": cell.seed,
         "engine": cell.engine,
+        "backend": cell.backend,
         "numerics": replayssm.NUMERICS_VERSION,
     }
     jobs: list[KLJob] = []
@@ -140,7 +141,8 @@ class LiveWorker:
         from replayeval.engine.fitting import Fitting
         from replayeval.engine.forcing import DocumentTokens, Engine, Forcing
         from replayeval.engine.precision import exact_float32
-        from replayeval.subject import bits_per_element, check_formats
+        from replayeval.subject import bits_per_element, check_execution, check_formats, execution_record
+        from replayssm.backend import Execution
 
         cell = job.cell
         subject = self._load(job)
@@ -153,12 +155,15 @@ class LiveWorker:
             chunk_tokens=cell.chunk,
             prefill_tokens=cell.prefill,
             seed=cell.seed,
+            execution=Execution.parse(cell.backend),
         )
+        check_execution(forcing.execution, forcing.policies, subject)
         document = DocumentTokens(
             index=job.doc_index, doc_id=job.doc_id, tokens=job.tokens, read_tokens=job.read_tokens
         )
         with exact_float32():
             checks = self._checks(job, forcing)
+            # Anew for each unit: its numbers must not depend on which units the same worker did before.
             scores = Fitting().score(subject.head, document, forcing, progress=advanced)
             floor = check_floor([scores], control_arm(policies), dtype=subject.head.model.dtype)
         result = {
@@ -167,6 +172,7 @@ class LiveWorker:
             "model": dict(subject.details),
             "counters": dict(scores.counters),
             "chunk": cell.chunk,
+            "states": execution_record(forcing.execution),
         }
         return Answer(
             content_sha256=numbers_sha256(scores),

@@ -130,6 +130,8 @@ class KLGrid(Arms):
     """Whole chunks per forward pass, or token by token."""
     chunk: Tokens = 1024
     """Tokens per forward pass."""
+    backend: Annotated[str, Field(max_length=40)] = "torch"
+    """What advances the states; what `kl --backend` takes."""
 
 
 class TaskGrid(Arms):

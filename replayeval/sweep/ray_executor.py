@@ -236,7 +236,7 @@ class _Team:
             outcome = self._ray.get(starting or seat.work)
         except self._ray.exceptions.RayError as error:
             self._seats.remove(seat)
-            self._last_error = " ".join(str(error).split())[:300]
+            self._last_error = _short(error)
             if starting is not None or job is None:
                 self._failed_starts += 1
                 return None
@@ -281,6 +281,12 @@ class _Team:
                 advanced(Event(job=seat.job, kind="advanced", tokens=more, workers=len(self._seats)))
 
     _last_error: str = ""
+
+
+def _short(error: Exception) -> str:
+    """What Ray says first, and how the traceback that it quotes ends."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0][:200] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"
 
 
 def _import_ray() -> Any:

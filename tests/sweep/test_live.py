@@ -67,6 +67,7 @@ def test_the_records_and_tokens_are_those_of_the_command_for_one_measurement(
             for name in ("kl_nats", "nll_nats", "nll_reference_nats", "top1_agrees"):
                 assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
         assert cell.report.provenance["data"] == str(data)
+        assert cell.report.provenance["states"] == alone.report.provenance["states"]
         assert cell.report.provenance["model"] == alone.report.provenance["model"]
     assert numbers(found[0].report)["arms"][1]["kl"] != numbers(found[1].report)["arms"][1]["kl"]
 
@@ -85,10 +86,17 @@ def test_what_changes_numbers_changes_the_key_and_what_does_not_does_not(inputs:
         assert keys(**same) == base
     for other in ({"seeds": [1]}, {"windows": [4]}, {"prefill": 1}, {"engine": "step"}, {"arms": ARMS[:2]}):
         assert not set(keys(**other)) & set(base), other
+    assert {c["backend"] for c in (job.identity for job in _jobs(measurer, text(model, data)))} == {"torch"}
+    assert not set(keys(backend="triton")) & set(base)
     # The short document is read whole either way; the others are read less far.
     shorter = keys(lengths=[16, 35])
     assert [a == b for a, b in zip(shorter, base, strict=True)] == [False, True, False]
     assert keys(docs=2) == base[:2]
+
+
+def _jobs(measurer: LiveMeasurer, plan: str) -> Any:
+    (cell,) = measurer.prepare(expand(parse_plan(plan)))
+    return cell.jobs
 
 
 def test_weights_that_changed_change_the_key_and_are_refused_by_a_worker(inputs: tuple[Path, Path]) -> None:

@@ -97,6 +97,7 @@ def test_all_offences_are_named_at_once() -> None:
         ("precision: fp8", "precision: fp9", r"grids\[1\]: .*fp9.*fp8"),
         ("shared:fp32", "shraed:fp32", r"grids\[0\]: .*did you mean `shared`"),
         ("shared:fp32", "conventional:fp32", r"grids\[0\]: expected arms that differ from the reference"),
+        ("docs: 3", "backend: tritton", r"grids\[0\].backend: expected a backend, one of torch, triton"),
         ("lengths: [1K, 8192]", "lengths: [4K]", r"grids\[0\].lengths: expected a length of at most 2048 for org/b"),
         ("seeds: [0, 1]", f"seeds: {list(range(20_000))}", "at most 100,000 cells, got"),
     ],
