@@ -55,7 +55,8 @@ def run(
         defaults = default_limits(kl=any(kl), tasks=not all(kl))
         asked = defaults.model_copy(update={"at": asked.at, "fewest_documents": asked.fewest_documents})
     verdict = judge.gate(sources, asked)
-    page = write_report(out, sources, verdict, title=title, footer=_footer())
+    published = run_inputs.load_published(runs, sources)
+    page = write_report(out, sources, verdict, title=title, footer=_footer(), published=published)
     say(summary(verdict))
     print(page)
 

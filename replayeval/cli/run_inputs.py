@@ -13,6 +13,7 @@ from replayeval.errors import ConfigError
 
 if TYPE_CHECKING:
     from replayeval.report.cells import Source
+    from replayeval.report.published import Comparison
 
 MOST_DRIFTS = 50
 """Cells of a sweep whose drift is computed from their tokens; the octaves of the others are in their records."""
@@ -40,6 +41,29 @@ def load_sources(paths: Sequence[Path]) -> "list[Source]":
     if repeated:
         raise ConfigError(f"expected each run once, got {values.shown(sorted(repeated)[0])} more than once.")
     return found
+
+
+def load_published(paths: Sequence[Path], sources: "Sequence[Source]") -> "list[Comparison]":
+    """Return the published numbers that the plans of sweeps name, beside what was measured for them.
+
+    Raises:
+        ConfigError: A plan names a table that does not exist.
+        StoreError: A sweep is damaged.
+    """
+    from replayeval.report.published import compare
+    from replayeval.store.sweeps import RUN_SCHEMA, STORE, locate_run
+
+    found: list[Comparison] = []
+    for path in paths:
+        if not path.is_dir() or (_schema(path) != RUN_SCHEMA and not (path / STORE).is_file()):
+            continue
+        plan = locate_run(path)[1].plan
+        tables = cast(list[str], plan.get("published") or [])
+        entries = cast(list[dict[str, Any]], plan.get("models") or [])
+        names = {entry["id"]: entry["published_as"] for entry in entries if entry.get("published_as")}
+        if tables:
+            found += compare([source.report for source in sources], tables, models=names)
+    return list(dict.fromkeys(found))
 
 
 def _from_file(path: Path) -> "Source":
@@ -74,11 +98,7 @@ def _from_directory(path: Path) -> "list[Source]":
     from replayeval.store.manifest import MANIFEST, SCHEMA
     from replayeval.store.sweeps import RUN_SCHEMA, STORE
 
-    manifest = path / MANIFEST
-    try:
-        schema = json.loads(manifest.read_text(encoding="utf-8")).get("schema")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        schema = None
+    schema = _schema(path)
     if schema == SCHEMA:
         return [kl_source(path)]
     if schema == RUN_SCHEMA or (path / STORE).is_file():
@@ -87,6 +107,17 @@ def _from_directory(path: Path) -> "list[Source]":
         f"{values.shown(path)} is no run: expected a directory of `kl --out` or `sweep`, with a {MANIFEST} inside. "
         "Give one of these, or a record written by `--json`."
     )
+
+
+def _schema(path: Path) -> object:
+    """Schema of the manifest in a directory, or None; what is wrong with the manifest is said by who reads it."""
+    from replayeval.store.manifest import MANIFEST
+
+    try:
+        content: object = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return cast(dict[str, object], content).get("schema") if isinstance(content, dict) else None
 
 
 def _from_sweep(path: Path) -> "list[Source]":

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from markupsafe import Markup
 from replayeval.report.cells import Source, bits_of, data_label, is_control, provenance_line
 from replayeval.report.gate import GateReport
 from replayeval.report.payload import payload
+from replayeval.report.published import QUANTITIES, Comparison, citation, published_tables
 from replayeval.report.schema import KLReport
 from replayeval.report.table import DIVERGED, UNDEFINED
 from replayeval.report.tasks_schema import TasksReport
@@ -49,6 +50,7 @@ def report_html(
     footer: str = "",
     extra: Markup | None = None,
     trends: Sequence[Mapping[str, Any]] = (),
+    published: Sequence[Comparison] = (),
 ) -> str:
     """Return the page.
 
@@ -61,6 +63,7 @@ def report_html(
         title: Title of the page.
         footer: Last line of the page.
         extra: Section before the verdict, already escaped.
+        published: Published numbers beside what was measured for them.
         trends: Curves over nights, for a page that `replayeval nightly` makes.
     """
     shown = list(sources)[:MOST_CELLS]
@@ -84,7 +87,7 @@ def report_html(
             extra=extra or Markup(""),
             has_plots=has_plots,
             plots=[{"id": f"plot-{name}", "title": title, "text": text} for name, title, text in PLOTS],
-            tables=_tables(sources),
+            tables=[*_tables(sources), *_published_tables(published)],
             provenance=_provenance(shown),
             provenance_note=_left_out(len(sources), len(shown), "records; provenance is also in the CSV files"),
             footer=footer,
@@ -180,6 +183,38 @@ def _tables(sources: Sequence[Source]) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def _published_tables(comparisons: Sequence[Comparison]) -> Iterator[dict[str, Any]]:
+    titles = published_tables()
+    for name in dict.fromkeys(found.published.table for found in comparisons):
+        rows = [_published_row(found) for found in comparisons if found.published.table == name]
+        yield {
+            "title": f"Published: {titles[name]}",
+            "columns": "policy,model,quantity,at,published,measured [95%],difference,published inside".split(","),
+            "rows": rows[:MOST_ROWS],
+            "note": f"Source: {citation()}",
+            "open": len(rows) <= 40,
+        }
+
+
+def _published_row(found: Comparison) -> list[str]:
+    number = found.published
+    measured = found.reason or UNDEFINED
+    if found.measured is not None:
+        bounds = "" if found.ci95 is None else f" [{found.ci95[0]:.3g}, {found.ci95[1]:.3g}]"
+        measured = f"{found.measured:.3g}{bounds}"
+    inside = {True: "yes", False: "no", None: UNDEFINED}[found.inside]
+    return [
+        printable(number.policy),
+        printable(number.model),
+        QUANTITIES.get(number.quantity, number.quantity),
+        tokens_label(number.at) if isinstance(number.at, int) else printable(number.at),
+        number.note or UNDEFINED if number.value is None else f"{number.value:g}",
+        measured,
+        UNDEFINED if found.difference is None else f"{found.difference:+.3g}",
+        inside,
+    ]
 
 
 def _kl_rows(source: Source, report: KLReport) -> list[list[str]]:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from replayeval.report.cells import Source, data_label, provenance_line
 from replayeval.report.gate import GateReport
+from replayeval.report.published import Comparison
 from replayeval.report.schema import KLReport
 from replayeval.report.tasks_schema import TasksReport
 
@@ -130,6 +131,25 @@ def quartile_rows(sources: Sequence[Source]) -> Iterator[Row]:
                         "accuracy_reference": part.accuracy_reference,
                         **_with_interval("delta_pp", part.delta_pp, part.ci95),
                     }
+
+
+def published_rows(comparisons: Iterable[Comparison]) -> Iterator[Row]:
+    """Return one row per published number, with what was measured for it."""
+    for found in comparisons:
+        number = found.published
+        yield {
+            "table": number.table,
+            "model": number.model,
+            "policy": number.policy,
+            "quantity": number.quantity,
+            "at": number.at,
+            "published": number.value,
+            "published_note": number.note,
+            **_with_interval("measured", found.measured, found.ci95),
+            "difference": found.difference,
+            "published_inside_interval": found.inside,
+            "reason": found.reason,
+        }
 
 
 def verdict_rows(verdict: GateReport) -> Iterator[Row]:

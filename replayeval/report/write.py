@@ -12,6 +12,7 @@ from replayeval.report.figures import figures
 from replayeval.report.gate import GateReport
 from replayeval.report.html import report_html
 from replayeval.report.markdown import report_markdown
+from replayeval.report.published import Comparison
 from replayeval.report.text import printable
 from replayeval.store.files import Folder
 
@@ -27,6 +28,7 @@ def write_report(
     title: str = "Accuracy of state policies",
     footer: str = "",
     markdown: str = "",
+    published: Sequence[Comparison] = (),
     **page: Any,
 ) -> Path:
     """Write a report into a directory and return the path of its page.
@@ -40,6 +42,7 @@ def write_report(
         title: Title of the report.
         footer: Last line of the page.
         markdown: Section after the title of the Markdown document.
+        published: Published numbers beside what was measured for them.
         page: Further arguments of `report_html`.
 
     Raises:
@@ -52,6 +55,7 @@ def write_report(
         "rounding.csv": rows.ratio_rows(sources),
         "tasks.csv": rows.task_rows(sources),
         "quartiles.csv": rows.quartile_rows(sources),
+        "published.csv": rows.published_rows(published),
     }
     folder = Folder(out)
     try:
@@ -64,7 +68,7 @@ def write_report(
         folder.write("verdict.json", (verdict.to_json() + "\n").encode())
         folder.write("report.md", report_markdown(sources, verdict, title=title, section=markdown).encode())
         _write_figures(out, sources)
-        html = report_html(sources, verdict, title=title, footer=footer, **page)
+        html = report_html(sources, verdict, title=title, footer=footer, published=published, **page)
         folder.write(PAGE, html.encode())
     except (OSError, StoreError) as error:
         raise ConfigError(f"cannot write the report to {printable(str(out))}: {error}. Choose another --out.") from None

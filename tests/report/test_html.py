@@ -100,6 +100,25 @@ def test_every_number_has_its_interval_documents_and_origin() -> None:
     assert dict(zip(point, first, strict=True))["documents"] == 20
 
 
+def test_published_numbers_stand_beside_the_measured_ones(tmp_path: Path) -> None:
+    from replayeval.report.published import compare
+    from replayeval.report.schema import RatioAtLength, RoundingRatio
+
+    at = RatioAtLength(n=1024, documents=20, ratio=0.7, ci95=(0.6, 0.8), local_ratio=None, local_ci95=None)
+    pair = RoundingRatio(nearest="shared:fp8@L=16", stochastic="shared:fp8+sr@L=16", by_length=(at,))
+    record = three_arms().model_copy(update={"model": "org/q", "rounding_ratios": (pair,)})
+    found = compare([record], ["table11"], models={"org/q": "Qwen3.5-4B"})
+    sources = [Source(report=record, where="a.json")]
+    write_report(tmp_path, sources, gate(sources, LIMITS), published=found)
+    html = (tmp_path / "index.html").read_text()
+    # Published for this model at 1K: 0.76.
+    for text in ('<td class="num">0.76</td>', "0.7 [0.6, 0.8]", "-0.06", '<td class="num">yes</td>', "not measured"):
+        assert text in html
+    with (tmp_path / "published.csv").open() as stream:
+        rows = [row for row in csv.DictReader(stream) if row["measured"]]
+    assert [(row["policy"], row["published"], row["measured"]) for row in rows] == [("shared:fp8", "0.76", "0.7")]
+
+
 def test_a_failed_self_check_is_the_first_thing_said() -> None:
     from replayeval.report.schema import Check
 
