@@ -203,7 +203,7 @@ def check(name: str, text: str, generator: torch.Generator, *, batch: int = 4, s
         text: The policy.
         generator: Source of states and tokens; its device is where everything runs.
         batch: Slots; one more row is padding.
-        steps: Tokens; two windows by default.
+        steps: Tokens; by default two windows of a float32 policy, and one flush of every slot of another.
 
     Raises:
         NumericsError: An error is above its limit.
@@ -213,7 +213,7 @@ def check(name: str, text: str, generator: torch.Generator, *, batch: int = 4, s
     device = generator.device
     reference = ReferenceDecoder(slots, tokens=[0] * batch)
     wrong = total = 0.0
-    for step in range(steps or 2 * policy.window_tokens):
+    for step in range(steps or (2 * policy.window_tokens if policy.is_lossless else policy.window_tokens + batch)):
         # Slot i joins at step i, so that every cursor is met beside every other.
         index = [s if s <= step else -1 for s in range(batch)] + [-1]
         token = random_token(shape, batch + 1, torch.bfloat16, generator)

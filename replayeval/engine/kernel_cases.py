@@ -1,5 +1,6 @@
 """What `replayeval bench kernels` runs: the layers of the paper's models, random tokens for them, and a clock."""
 
+import importlib
 import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
@@ -209,4 +210,7 @@ def _compile(job: tuple[str, str]) -> None:
         # The default launch depends on the batch, the others do not.
         for launch in [default_launch(sets.slots[0], batch), *sets.candidates()[1:]]:
             sets.prepare(launch)[0].run()
+    if Policy.parse(text).window_tokens == 1:
+        for peer in importlib.import_module("replayeval.engine.kernel_peers").peers(SHAPES[name].recurrence):
+            peer.run(sets.slots[0], sets.token, sets.slots[0].copies[0].payload, sets.out)
     torch.cuda.synchronize()
