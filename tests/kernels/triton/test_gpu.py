@@ -1,0 +1,91 @@
+"""The window kernels on a card, at the shapes of real models (ReplaySSM, Table 5; Kimi Linear)."""
+
+import pytest
+import torch
+
+from replayeval.engine.kernel_cases import SHAPES
+from replayeval.engine.precision import exact_float32
+from replayssm.backend import Execution
+from replayssm.policy import Policy
+from replayssm.replay import StateBank
+from tests.kernels.against_oracle import LAYER, SEED, Shape
+from tests.kernels.triton.test_window_triton import TRITON, bound, exact_inputs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+ARMS = (
+    "conventional:fp32",
+    "shared:nvfp4@L=16",
+    "shared:nvfp4+sr@L=16",
+    "shared:mxfp4+sr@L=64",
+    "shared:fp8[tile=16]@L=7",
+    "shared:int8[head]+sr@L=16",
+    "separate:nvfp4+sr/fp16+sr@L=16",
+    "separate:fp8/fp32@L=40",
+)
+
+
+def size(name: str) -> Shape:
+    layer = SHAPES[name]
+    return Shape(heads=layer.heads, key_heads=layer.key_heads, d_v=layer.d_v, d_k=layer.d_k)
+
+
+@pytest.mark.parametrize("name", [*SHAPES])
+def test_real_shapes_equal_pytorch_on_a_cpu(name: str) -> None:
+    """Inputs whose sums have one term that is not zero: bit for bit, every kind of store, cut where windows are not."""
+    recurrence, shape = SHAPES[name].recurrence, size(name)
+    inputs = exact_inputs(recurrence, shape, len(ARMS), 100)
+    banks = {
+        device: StateBank(
+            [Policy.parse(arm) for arm in ARMS],
+            sequences=range(len(ARMS)),
+            seed=SEED,
+            execution=TRITON if device == "cuda" else Execution(),
+        )
+        for device in ("cpu", "cuda")
+    }
+    for start, stop in ((0, 41), (41, 100)):
+        outputs = {
+            device: bank.advance(LAYER, recurrence, inputs.map(lambda x, d=device: x[:, start:stop].to(d)))  # noqa: B023
+            for device, bank in banks.items()
+        }
+        assert torch.equal(outputs["cuda"].cpu(), outputs["cpu"])
+    states = {device: bank.checkpoints[LAYER].states.cpu() for device, bank in banks.items()}
+    assert torch.equal(states["cuda"], states["cpu"])
+
+
+@pytest.mark.parametrize("products", ["ieee", "tf32", "bf16"])
+@pytest.mark.parametrize("name", [*SHAPES])
+def test_real_shapes_follow_the_recurrence(name: str, products: str) -> None:
+    recurrence, shape, tokens = SHAPES[name].recurrence, size(name), 128
+    make = torch.Generator().manual_seed(0)
+    inputs = exact_inputs(recurrence, shape, 2, tokens)
+
+    def normal(like: torch.Tensor) -> torch.Tensor:
+        drawn = torch.randn(like.shape[1:], generator=make)
+        return drawn.expand(like.shape).contiguous().cuda()
+
+    delta = inputs.beta is not None
+    unit = torch.nn.functional.normalize
+    query, key = normal(inputs.query), normal(inputs.key)
+    inputs = type(inputs)(
+        query=unit(query, dim=-1) * shape.d_k**-0.5 if delta else query,
+        key=unit(key, dim=-1) if delta else key,
+        value=normal(inputs.value),
+        log_decay=-0.05 * normal(inputs.log_decay).abs(),
+        beta=normal(inputs.log_decay if inputs.beta is None else inputs.beta).sigmoid() if delta else None,
+    )
+    policies = [Policy.parse("shared:fp32@L=16"), Policy.parse("separate:fp32/fp32@L=40")]
+    with exact_float32(), torch.inference_mode():
+        truth = StateBank(policies, sequences=[0, 0], seed=SEED).advance(
+            LAYER, recurrence, inputs.map(lambda x: x.double())
+        )
+        execution = Execution.parse("triton" if products == "ieee" else f"triton:{products}")
+        got = StateBank(policies, sequences=[0, 0], seed=SEED, execution=execution).advance(LAYER, recurrence, inputs)
+    unit_roundoff = {"ieee": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}[products]
+    error = float((got - truth).abs().max() / truth.abs().max())
+    assert error < bound(shape, tokens, unit=unit_roundoff)
+    assert (error > bound(shape, tokens) / 100) if products == "ieee" else (error > bound(shape, tokens))
