@@ -23,7 +23,14 @@ def loaded_after(statement: str, *, cwd: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["replayeval", "replayeval.errors", "replayeval.stats", "replayeval.store", "replayeval.report.result"],
+    [
+        "replayeval",
+        "replayeval.errors",
+        "replayeval.stats",
+        "replayeval.store",
+        "replayeval.report.result",
+        "replayeval.sweep.collect",
+    ],
 )
 def test_import_loads_neither_torch_nor_transformers(module: str, tmp_path: Path) -> None:
     assert not loaded_after(f"import {module}", cwd=tmp_path) & set(HEAVY)

@@ -19,6 +19,9 @@ from replayeval.sweep.jobs import Answer, Failure, Job, Measurer, PreparedCell, 
 from replayeval.sweep.plan import Plan, load_plan
 from replayeval.sweep.progress import Meter, Progress
 
+MOST_REASONS = 20
+"""Reasons that one message lists."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
@@ -60,7 +63,11 @@ class SweepRun:
         if not self.failures:
             return
         kinds = {failure["kind"] for failure in self.failures}
-        listed = "\n  - ".join(dict.fromkeys(f"{f['cell']}: {f['text']}" for f in self.failures))
+        reasons = list(dict.fromkeys(f"{f['cell']}: {f['text']}" for f in self.failures))
+        more = (
+            [] if len(reasons) <= MOST_REASONS else [f"and {len(reasons) - MOST_REASONS} more (`replayeval runs show`)"]
+        )
+        listed = "\n  - ".join([*reasons[:MOST_REASONS], *more])
         text = f"{len(self.failures)} of {len(self.manifest.units)} units were not measured:\n  - {listed}"
         kept = f"\nEverything else is kept in {self.path}; go on with --resume."
         kind = ConfigError if kinds == {"input"} else NumericsError if "check" in kinds else ReplayEvalError
@@ -192,7 +199,8 @@ def _measure(
         if event.answer is not None:
             store.units.write(_unit(event.job, event.answer))
         elif kind == "skipped" and cell in hopeless:
-            kind, failure = "failed", hopeless[cell]
+            # Its traceback stands with the first unit of the cell.
+            kind, failure = "failed", replace(hopeless[cell], trace="")
         note = ""
         if failure is not None:
             if failure.kind in ("input", "check"):
