@@ -96,6 +96,8 @@ class Lanes:
 
     def subset(self, rows: Ints) -> tuple["Lanes", Ints]:
         """The lanes of some rows, renumbered, and which lanes they are."""
+        if len(rows) == self.of_rows and bool((rows == np.arange(self.of_rows)).all()):
+            return self, np.arange(len(self.rows))
         chosen = np.flatnonzero(np.isin(self.rows, rows))
         renumber = np.full(self.of_rows, -1, dtype=np.int64)
         renumber[rows] = np.arange(len(rows))
