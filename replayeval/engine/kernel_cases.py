@@ -151,9 +151,10 @@ class LayerSets:
             rows = default_launch(self.slots[0], self.batch).rows
             limits = ((4, 128), (8, None), (16, None))
             return found + [Launch(rows=rows, tiles=1, warps=w, registers=r) for w, r in limits]
-        for rows, warps in ((16, 4), (32, 4), (32, 8), (64, 8)):
+        for rows, warps, limit in ((16, 4, None), (32, 4, None), (32, 8, None), (32, 8, 96), (64, 8, 168)):
             if d_v % rows == 0:
-                found += [Launch(rows=rows, tiles=t, warps=warps) for t in dict.fromkeys((1, d_v // rows))]
+                cuts = dict.fromkeys((1, d_v // rows))
+                found += [Launch(rows=rows, tiles=t, warps=warps, registers=limit) for t in cuts]
         return found
 
     def prepare(self, launch: Launch | None) -> list[PreparedStep]:
