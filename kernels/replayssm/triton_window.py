@@ -55,6 +55,25 @@ def add_product(start, a, b, PRODUCTS: tl.constexpr):
 
 
 @triton.jit
+def read_state(state, vectors, PRODUCTS: tl.constexpr):
+    """`state @ vectorsᵀ` for vectors `[BLOCK_T, BLOCK_K]`.
+
+    A float32 product keeps the operands of its whole reduction in registers, several times what the state takes. So
+    tiles of few rows are multiplied 32 keys at a time by different warps; with many rows that costs more than it saves.
+    """
+    BLOCK_V: tl.constexpr = state.shape[0]
+    BLOCK_T: tl.constexpr = vectors.shape[0]
+    PARTS: tl.constexpr = state.shape[1] // 32
+    if PRODUCTS == IEEE and PARTS > 1 and BLOCK_V <= 32:
+        rows = tl.permute(tl.reshape(state, (BLOCK_V, PARTS, 32)), (1, 0, 2))
+        columns = tl.permute(tl.reshape(vectors, (BLOCK_T, PARTS, 32)), (1, 2, 0))
+        result = tl.sum(tl.dot(rows, columns, input_precision="ieee"), axis=0)
+    else:
+        result = product(state, tl.trans(vectors), PRODUCTS)
+    return result
+
+
+@triton.jit
 def _to_bfloat16(x):
     """Operands rounded to bfloat16 but kept as float32, for the interpreter, whose bfloat16 products are wrong."""
     bits = x.to(tl.int32, bitcast=True)

@@ -15,6 +15,7 @@ from replayssm.triton_window import (
     load_tokens,
     load_vector,
     product,
+    read_state,
     state_offsets,
     store_outputs,
     store_piece,
@@ -85,7 +86,7 @@ def advance(
     total = tl.cumsum(log_decay, axis=0)
     last = tl.sum(log_decay, axis=0)
     gain = decay_between(total, 0.0)[None, :]
-    outputs = product(state, tl.trans(query), PRODUCTS) * gain + product(value, scores, PRODUCTS)
+    outputs = read_state(state, query, PRODUCTS) * gain + product(value, scores, PRODUCTS)
     writes = value * decay_between(last, total)[None, :]
     state = add_product(state * decay_between(last, 0.0), writes, key, PRODUCTS)
     return outputs, state
