@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from replayeval.errors import ConfigError
 from replayeval.report.published import published_numbers
@@ -152,3 +154,48 @@ def test_every_plan_of_downstream_tasks_shares_its_units() -> None:
 def test_shipped_plans_use_no_key_that_a_plain_loader_reads_otherwise() -> None:
     for path in shipped_plans().values():
         assert yaml.safe_load(path.read_text())["schema"] == "replayeval.plan/1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: a\nmodels: &m [*m]\ngrids: []",
+        "name: a\nmodels: x\ngrids: &g {kind: kl, arms: *g}",
+        "name: a\nmodels: x\ngrids: " + "[" * 3000 + "]" * 3000,
+        "name: a\nmodels: {id: 3}\ngrids: 3",
+        "name: [a]\nmodels: [[[x]]]\ngrids: {kind: {kind: kl}}",
+        "? [a, b]\n: c",
+        "1: a\nname: x",
+        "name: a\nmodels: x\ngrids: {kind: kl, arms: .nan, docs: .inf, lengths: 1e400}",
+        "name: 'a\\0'\nmodels: x\ngrids: []",
+        'name: "\\e[31mred"\nmodels: x\ngrids: []',
+        "name: a\nmodels: x\ngrids: {kind: kl, arms: shared:fp8, lengths: [99999999999K]}",
+        "name: a\nmodels: x\ngrids: {kind: kl, arms: shared:fp8, docs: 99999999999999999999}",
+        "a: &a [x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\n"
+        "c: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\n"
+        "e: [*d, *d, *d, *d, *d, *d, *d, *d]\nname: a\nmodels: x\ngrids: []",
+    ],
+)
+def test_strange_yaml_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(parse_plan(text))
+    message = str(caught.value)
+    assert "\x1b" not in message and "\0" not in message and len(message) < 2000
+
+
+_KEYS = st.sampled_from(["id", "kind", "arms", "docs", "lengths", "windows", "gpus", "name"]) | st.text(max_size=3)
+_LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["kl", "tasks"])
+)
+_VALUES = st.recursive(_LEAVES, lambda x: st.lists(x, max_size=3) | st.dictionaries(_KEYS, x, max_size=4), max_leaves=8)
+
+
+@settings(max_examples=60)
+@given(_VALUES)
+def test_no_plan_breaks_the_loader(value: object) -> None:
+    base = yaml.safe_load(GOOD)
+    for place in ("models", "grids", "name"):
+        try:
+            expand(parse_plan(yaml.safe_dump(base | {place: value})))
+        except ConfigError as error:
+            assert str(error)
