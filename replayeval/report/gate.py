@@ -50,7 +50,7 @@ class GateCheck(Record):
     value: float | None
     """The estimate."""
     ci95: Interval | None
-    """Interval that decides: the record's; for `top1` never shorter than the binomial one of independent tokens."""
+    """Interval that decides: the record's, but never shorter than a binomial one allows where hardly anything flips."""
     limit: float
     """What it was held against."""
     documents: Count
@@ -255,7 +255,7 @@ def _agreement_interval(point: KLAtLength) -> Interval | None:
 
 def _drop_check(arm: TaskArm, task: TaskReport, where: str, limit: float, fewest: int) -> GateCheck:
     drop = None if arm.delta_pp is None else -arm.delta_pp
-    interval = None if arm.ci95 is None else (-arm.ci95[1], -arm.ci95[0])
+    interval = _drop_interval(arm, task.n)
     if drop is None:
         reason = arm.notes.get("delta_pp", "the record has no such number")
         decision = Decision(outcome=Outcome.UNDECIDED, reason=reason)
@@ -271,6 +271,20 @@ def _drop_check(arm: TaskArm, task: TaskReport, where: str, limit: float, fewest
         documents=task.n,
         **_of(decision),
     )
+
+
+def _drop_interval(arm: TaskArm, documents: int) -> Interval | None:
+    if arm.delta_pp is None or not documents or (arm.ci95 is None and arm.discordant):
+        return None
+    drop = -arm.delta_pp
+    low, high = (drop, drop) if arm.ci95 is None else (-arm.ci95[1], -arm.ci95[0])
+    # Resampling sees no flips but those that happened: none in n documents still allows a share of 1 - 0.025^(1/n).
+    unseen = 100 * binomial_interval(0, documents)[1]
+    if not arm.flips_to_wrong:
+        high = max(high, drop + unseen)
+    if not arm.flips_to_right:
+        low = min(low, drop - unseen)
+    return low, high
 
 
 def _not_measured(limits: Limits, judged: set[str]) -> Iterator[GateCheck]:

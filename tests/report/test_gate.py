@@ -154,6 +154,25 @@ def test_a_limit_that_nothing_was_measured_for_is_not_kept() -> None:
     assert "KL <= 0.001: undecided, not measured; measure this policy with `replayeval kl`" in text
 
 
+def test_no_flip_in_few_documents_proves_no_accuracy() -> None:
+    def outcome(documents: int, limit: float, **changes: Any) -> Outcome:
+        one = task_arm(GOOD, 0.0, n=documents).model_copy(
+            update={"ci95": None, "flips_to_wrong": 0, "flips_to_right": 0, "discordant": 0} | changes
+        )
+        record = tasks_report(task("recall", one, n=documents))
+        return gate([Source(report=record, where="t")], Limits(max_drop=limit)).arms[0].outcome
+
+    # 1 - 0.025 ** (1 / 100) is 3.62%.
+    assert outcome(100, 3.7) is Outcome.PASS
+    assert outcome(100, 3.6) is Outcome.UNDECIDED
+    # A gain alone bounds no loss; with flips both ways the interval of the record stands.
+    gained = {"delta_pp": 1.0, "ci95": (0.0, 3.0), "flips_to_right": 1, "discordant": 1}
+    assert outcome(100, 2.0, **gained) is Outcome.UNDECIDED
+    assert outcome(100, 2.0, **gained | {"flips_to_wrong": 1}) is Outcome.PASS
+    # Without an interval although documents differ there is nothing to decide on.
+    assert outcome(100, 50.0, discordant=1) is Outcome.UNDECIDED
+
+
 def test_the_members_of_a_group_are_judged_as_the_group() -> None:
     good, bad = task_arm(GOOD, -0.2), task_arm(GOOD, -9.0, half=8.9)
     grouped = tasks_report(task("group", good, members=("a", "b")), task("a", bad, n=12), task("b", good, n=88))

@@ -19,6 +19,7 @@ from replayeval.report.markdown import escaped
 from replayeval.report.payload import pareto_front
 from replayeval.report.rows import csv_text
 from replayeval.report.write import write_report
+from tests.report.browser import executable
 from tests.report.samples import arm
 from tests.report.task_samples import two_tasks
 from tests.report.test_gate import measured, three_arms
@@ -213,3 +214,17 @@ def test_drift_bins_cover_every_token_once() -> None:
 @pytest.mark.parametrize("text", ["a|b", "<b>x</b>", "![x](http://e.org/i.png)", "`code`", "# title", "$x$"])
 def test_markdown_takes_names_for_text(text: str) -> None:
     assert not re.search(r"(?<!\\)[|`*_#\[\]!$]|<", escaped(text))
+
+
+@pytest.mark.parametrize("variable", ["CI", "REPLAYEVAL_REQUIRE_BROWSER"])
+def test_the_tests_in_a_browser_are_skipped_nowhere_but_on_a_machine_of_ones_own(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    for name in ("CI", "REPLAYEVAL_REQUIRE_BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        executable()
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        executable()
