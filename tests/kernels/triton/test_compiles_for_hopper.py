@@ -33,7 +33,7 @@ def test_every_kernel_compiles(shape: str) -> None:
     for match in kernels:
         assert int(match["shared"]) <= SHARED_LIMIT, match[0]
         # Beyond this the compiler has given up on keeping a product's operands in registers.
-        assert int(match["stack"]) <= 2048, match[0]
+        assert int(match["stack"]) <= 2560, match[0]
 
 
 def test_it_says_so_under_the_interpreter() -> None:
