@@ -1,10 +1,13 @@
 """Who answers: one arm of a local model, or one server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from replayeval.tasks.documents import EvalTask, TaskDocument
+
+EVERYTHING = 1 << 62
+_ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,10 @@ class Response:
     seed: int | None = None
 
 
+Finished = Callable[[int, list[list[Response]]], None]
+"""Takes the index of a document and its responses, by sample and request."""
+
+
 class Arm(Protocol):
     """One arm: it answers requests, always the same way."""
 
@@ -34,16 +41,17 @@ class Arm(Protocol):
         """State policy in its canonical text, or the name of an endpoint."""
         ...
 
-    @property
-    def rows(self) -> int:
-        """Requests that are worth handing over together."""
+    def portion(self, task: EvalTask) -> int:
+        """Return how many requests to hand over together."""
         ...
 
-    def answer(self, task: EvalTask, documents: Sequence[TaskDocument]) -> list[list[list[Response]]]:
+    def answer(self, task: EvalTask, documents: Sequence[TaskDocument], finished: Finished) -> None:
         """Answer documents whose prompts all differ.
 
-        Returns:
-            By document, sample and request of the document, the response.
+        Args:
+            task: The task.
+            documents: Some of its documents.
+            finished: Called once for each document, in any order, as soon as all of it is answered.
         """
         ...
 
@@ -60,27 +68,41 @@ class LocalArm:
         """State policy in its canonical text."""
         return str(self._lm.policy)
 
-    @property
-    def rows(self) -> int:
-        """Rows that the model decodes side by side."""
-        return max(1, int(self._lm.batch_size))
+    def portion(self, task: EvalTask) -> int:
+        """Return how many requests to hand over together: all where answers come back one by one."""
+        return EVERYTHING if task.generates else _ROUNDS * max(1, int(self._lm.batch_size))
 
-    def answer(self, task: EvalTask, documents: Sequence[TaskDocument]) -> list[list[list[Response]]]:
+    def answer(self, task: EvalTask, documents: Sequence[TaskDocument], finished: Finished) -> None:
         """Answer documents whose prompts all differ.
 
-        Returns:
-            By document, sample and request of the document, the response.
+        Args:
+            task: The task.
+            documents: Some of its documents.
+            finished: Called once for each document as soon as all of it is answered.
         """
         if not task.generates:
             requests = [instance for document in documents for instance in document.instances]
             scores = iter(self._lm.loglikelihood(requests, disable_tqdm=True))
-            return [[[Response(value=next(scores)) for _ in document.instances]] for document in documents]
-        requests = [document.instances[0] for document in documents for _ in range(task.samples)]
-        texts = self._lm.generate_until(requests, disable_tqdm=True)
-        return [
-            [[self._response(document, sample, texts[index * task.samples + sample])] for sample in range(task.samples)]
-            for index, document in enumerate(documents)
-        ]
+            for index, document in enumerate(documents):
+                finished(index, [[Response(value=next(scores)) for _ in document.instances]])
+            return
+        answers: list[dict[int, list[Response]]] = [{} for _ in documents]
+        whole: set[int] = set()
+
+        def answered(request: int, text: str) -> None:
+            index, sample = divmod(request, task.samples)
+            answers[index][sample] = [self._response(documents[index], sample, text)]
+            if len(answers[index]) == task.samples and index not in whole:
+                whole.add(index)
+                finished(index, [answers[index][sample] for sample in range(task.samples)])
+
+        self._lm.on_answer = answered
+        try:
+            self._lm.generate_until(
+                [document.instances[0] for document in documents for _ in range(task.samples)], disable_tqdm=True
+            )
+        finally:
+            self._lm.on_answer = None
 
     def _response(self, document: TaskDocument, sample: int, text: str) -> Response:
         from replayeval.tasks.lm_requests import prompt_hash

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from replayeval.errors import ConfigError
 from replayeval.report.text import printable
-from replayeval.tasks.answering import Response
+from replayeval.tasks.answering import Finished, Response
 from replayeval.tasks.catalog import hushed
 from replayeval.tasks.documents import EvalTask, TaskDocument
 
@@ -27,6 +27,7 @@ else:
 
 CONCURRENT = 32
 """Requests that a server gets at a time."""
+_ROUNDS = 2
 _TIMEOUT_SECONDS = 6 * 3600
 _CHECK_SECONDS = 20
 _MOST_CHAT_STOPS = 4
@@ -85,8 +86,6 @@ class EndpointArm:
         ConfigError: No such server, or it does not serve the model.
     """
 
-    rows = 4 * CONCURRENT
-
     def __init__(self, name: str, url: str, *, model: str, tokenizer: str | None, seed: int) -> None:
         self.name = name
         self.url = _base(url)
@@ -101,18 +100,26 @@ class EndpointArm:
         """Turns messages into the form that a chat request takes; the template itself is the server's."""
         return self._api(chat=True).apply_chat_template
 
-    def answer(self, task: EvalTask, documents: Sequence[TaskDocument]) -> list[list[list[Response]]]:
+    def portion(self, task: EvalTask) -> int:
+        """Return how many requests to hand over together."""
+        return _ROUNDS * CONCURRENT * task.samples
+
+    def answer(self, task: EvalTask, documents: Sequence[TaskDocument], finished: Finished) -> None:
         """Answer documents whose prompts all differ.
 
-        Returns:
-            By document, sample and request of the document, the response.
+        Args:
+            task: The task.
+            documents: Some of its documents.
+            finished: Called once for each document.
 
         Raises:
             ConfigError: The server fails, or cannot answer such a task.
         """
         if task.generates:
             by_sample = [self._generate(task, documents, self._seed + sample) for sample in range(task.samples)]
-            return [[[outputs[index]] for outputs in by_sample] for index in range(len(documents))]
+            for index in range(len(documents)):
+                finished(index, [[outputs[index]] for outputs in by_sample])
+            return
         if self._tokenizer is None:
             raise ConfigError(
                 f"--endpoint: {task.name} compares likelihoods of choices, which takes the model's tokenizer; name it "
@@ -120,7 +127,8 @@ class EndpointArm:
             )
         requests = [instance for document in documents for instance in document.instances]
         scores = iter(self._ask(lambda: self._api(chat=False).loglikelihood(requests)))
-        return [[[Response(value=tuple(next(scores))) for _ in document.instances]] for document in documents]
+        for index, document in enumerate(documents):
+            finished(index, [[Response(value=tuple(next(scores))) for _ in document.instances]])
 
     def _generate(self, task: EvalTask, documents: Sequence[TaskDocument], seed: int) -> list[Response]:
         api = self._api(chat=task.chat)

@@ -81,6 +81,7 @@ class ReplayLM(HFLM):
     Attributes:
         generation_records: How each answer of the last `generate_until` came about, by SHA-256 of the prompt and number
             of the repeat.
+        on_answer: Called with index and text of each answer once it ends; again where memory ran out meanwhile.
         diverged: Continuations of the last log-likelihoods whose logits were not finite under the policy; they score
             minus infinity.
 
@@ -149,6 +150,7 @@ class ReplayLM(HFLM):
         check_head(self._head)
         check_execution(self._head, self.policy, self.execution)
         self.generation_records: dict[tuple[str, int], GenerationRecord] = {}
+        self.on_answer: Callable[[int, str], None] | None = None
         self.diverged = 0
 
     @classmethod
@@ -226,28 +228,32 @@ class ReplayLM(HFLM):
             )
             for prompt, sequence, wish in zip(prompts, sequences, wishes, strict=True)
         ]
-        answers = self._run(
-            lambda rows, tick: Engine(
-                self._head, self.policy, seed=self.seed, slots=rows, execution=self.execution
-            ).generate(asked, progress=tick),
-            len(requests),
-            "generating" if not disable_tqdm else None,
-        )
         self.generation_records = {}
-        texts: list[str] = []
-        for i, (request, answer, wish) in enumerate(zip(requests, answers, wishes, strict=True)):
-            texts.append(self._text(answer, wish))
-            self.cache_hook.add_partial("generate_until", _arguments(request), texts[-1])
-            self.generation_records[hashes[i], repeats[i]] = GenerationRecord(
-                output_tokens=answer.tokens,
-                truncated=answer.finish is Finish.LENGTH,
-                finish=str(answer.finish),
-                prompt_tokens=len(prompts[i]),
-                seed=self.seed,
-                sequence=sequences[i],
-                sampling=wish.sampling,
-            )
-        return texts
+        texts: dict[int, str] = {}
+
+        def work(rows: int, tick: Callable[[int, Any], None]) -> None:
+            def finished(i: int, answer: Generation) -> None:
+                texts[i] = self._text(answer, wishes[i])
+                self.generation_records[hashes[i], repeats[i]] = GenerationRecord(
+                    output_tokens=answer.tokens,
+                    truncated=answer.finish is Finish.LENGTH,
+                    finish=str(answer.finish),
+                    prompt_tokens=len(prompts[i]),
+                    seed=self.seed,
+                    sequence=sequences[i],
+                    sampling=wishes[i].sampling,
+                )
+                # As soon as it is there, so that whoever keeps answers loses none.
+                self.cache_hook.add_partial("generate_until", _arguments(requests[i]), texts[i])
+                if self.on_answer is not None:
+                    self.on_answer(i, texts[i])
+                tick(i, answer)
+
+            engine = Engine(self._head, self.policy, seed=self.seed, slots=rows, execution=self.execution)
+            engine.generate(asked, progress=finished)
+
+        self._run(work, len(requests), "generating" if not disable_tqdm else None)
+        return [texts[i] for i in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, in windows of `max_length` that lm-eval defines."""

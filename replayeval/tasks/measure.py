@@ -30,7 +30,6 @@ DEFAULT_MODEL = "builtin:gdn"
 DEFAULT_TASKS = ("smoke",)
 REPORT = "report.json"
 CHATS = {"auto": None, "on": True, "off": False}
-_ROUNDS = 2
 
 Progress = Callable[[int, int], None]
 
@@ -216,6 +215,13 @@ def _answer_all(
     logs: dict[tuple[str, str], AnswerLog] = {}
     total = len(who.arms) * sum(len(task.documents) for task in listed.tasks.values())
     done = 0
+
+    def one_more() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
     for task in listed.tasks.values():
         for arm in who.arms:
             identity = {
@@ -228,13 +234,10 @@ def _answer_all(
             log = logs[task.name, arm.name] = folder.log(task.name, arm.name, identity)
             missing = _missing(task, log)
             done += len(task.documents) - len(missing)
-            for shard in _shards(missing, task, rows=arm.rows):
-                if progress is not None:
-                    progress(done, total)
-                _answer(task, shard, arm, log)
-                done += len(shard)
-    if progress is not None:
-        progress(done, total)
+            if progress is not None:
+                progress(done, total)
+            for part in _portions(missing, task, requests=arm.portion(task)):
+                _answer(task, part, arm, log, done=one_more)
     return logs
 
 
@@ -252,37 +255,47 @@ def _missing(task: EvalTask, log: AnswerLog) -> list[TaskDocument]:
     return missing
 
 
-def _shards(documents: Sequence[TaskDocument], task: EvalTask, *, rows: int) -> Iterator[list[TaskDocument]]:
-    """Cut into portions that keep all rows busy. No portion holds a prompt twice: that would make it another sample."""
+def _portions(documents: Sequence[TaskDocument], task: EvalTask, *, requests: int) -> Iterator[list[TaskDocument]]:
+    """Cut into portions of so many requests. None holds a prompt twice: that would make it another sample."""
     rest = list(documents)
     while rest:
-        shard: list[TaskDocument] = []
+        part: list[TaskDocument] = []
         later: list[TaskDocument] = []
         prompts: set[str] = set()
-        requests = 0
+        taken = 0
         for document in rest:
-            if requests < _ROUNDS * rows and document.prompt_sha256 not in prompts:
-                shard.append(document)
+            if taken < requests and document.prompt_sha256 not in prompts:
+                part.append(document)
                 prompts.add(document.prompt_sha256)
-                requests += task.samples * len(document.instances)
+                taken += task.samples * len(document.instances)
             else:
                 later.append(document)
-        yield shard
+        yield part
         rest = later
 
 
-def _answer(task: EvalTask, documents: Sequence[TaskDocument], arm: Arm, log: AnswerLog) -> None:
-    started = time.monotonic()
-    answers = arm.answer(task, documents)
-    seconds = (time.monotonic() - started) / len(documents)
-    for document, by_sample in zip(documents, answers, strict=True):
+def _answer(
+    task: EvalTask, documents: Sequence[TaskDocument], arm: Arm, log: AnswerLog, *, done: Callable[[], None]
+) -> None:
+    """Ask one arm, and keep each document as soon as it is answered."""
+    since = time.monotonic()
+
+    def finished(index: int, by_sample: list[list[Response]]) -> None:
+        nonlocal since
+        document, now = documents[index], time.monotonic()
         samples = tuple(
             _sample(task, responses, score(task, document, [response.value for response in responses]))
             for responses in by_sample
         )
         log.write(
-            AnswerRecord(doc_id=document.doc_id, prompt_sha256=document.prompt_sha256, samples=samples, seconds=seconds)
+            AnswerRecord(
+                doc_id=document.doc_id, prompt_sha256=document.prompt_sha256, samples=samples, seconds=now - since
+            )
         )
+        since = now
+        done()
+
+    arm.answer(task, documents, finished)
 
 
 def _sample(task: EvalTask, responses: Sequence[Response], scored: Score) -> SampleRecord:

@@ -60,7 +60,7 @@ class AnswerRecord:
         doc_id: Index of the document in its task.
         prompt_sha256: SHA-256 of the prompt, chat template included, and of the choices where there are any.
         samples: The answers.
-        seconds: Share of the wall-clock time that they took.
+        seconds: Wall-clock time from the answers to the document before, so that they add up.
     """
 
     doc_id: int

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replayeval.tasks import measure
-from replayeval.tasks.answering import Response
+from replayeval.tasks.answering import Finished, Response
 from replayeval.tasks.documents import EvalTask, TaskDocument
 
 Rule = Callable[[Mapping[str, Any], int], str]
@@ -25,21 +25,23 @@ class FakeArm:
         self.portions: list[list[str]] = []
         self.stop_after = stop_after
 
-    def answer(self, task: EvalTask, documents: Sequence[TaskDocument]) -> list[list[list[Response]]]:
+    def portion(self, task: EvalTask) -> int:
+        return 2 * self.rows
+
+    def answer(self, task: EvalTask, documents: Sequence[TaskDocument], finished: Finished) -> None:
         self.portions.append([document.prompt_sha256 for document in documents])
-        answers: list[list[list[Response]]] = []
-        for document in documents:
+        for index, document in enumerate(documents):
             if self.stop_after is not None and len(self.asked) >= self.stop_after:
                 raise KeyboardInterrupt
             self.asked.append(document.doc_id)
             texts = [self.rule(document.doc, sample) for sample in range(task.samples)]
-            answers.append(
+            finished(
+                index,
                 [
                     [Response(value=t, output_tokens=tuple(range(len(t))), length=len(t), truncated="cut" in t, seed=s)]
                     for s, t in enumerate(texts)
-                ]
+                ],
             )
-        return answers
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *arms: FakeArm, weights: str = "w") -> None:

@@ -132,12 +132,13 @@ def test_likelihoods_through_the_whole_run(tmp_path: Path, monkeypatch: pytest.M
             super().__init__(name, lambda doc, _: "")
             self.wrong = wrong
 
-        def answer(self, task: Any, documents: Any) -> list[list[list[Response]]]:
+        def answer(self, task: Any, documents: Any, finished: Any) -> None:
             def values(document: Any) -> list[Response]:
                 best = (document.doc["label"] + (document.doc_id < self.wrong)) % 3
                 return [Response(value=(-1.0 if i == best else -2.0, i == best)) for i in range(3)]
 
-            return [[values(document)] for document in documents]
+            for index, document in enumerate(documents):
+                finished(index, [values(document)])
 
     use(monkeypatch, Likely("conventional:fp32", 1), Likely("shared:fp8@L=16", 3))
     report = measure_tasks("fake", [task_file(tmp_path, **CHOICE)])

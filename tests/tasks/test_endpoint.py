@@ -116,7 +116,7 @@ def test_a_served_checkpoint_answers_as_the_local_one_does(start: Start, tmp_pat
 
     def outputs(path: Path, task: str) -> dict[str, list[tuple[str | None, int | None]]]:
         return {
-            names.get(identity["arm"], identity["arm"]): [
+            names.get(str(identity["arm"]), str(identity["arm"])): [
                 (r.samples[0].extracted, r.samples[0].length) for r in records
             ]
             for identity, records in read_answers(path)

@@ -75,7 +75,7 @@ def test_several_samples_are_all_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_interrupted_run_asks_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, out = questions(tmp_path / "data", 20), tmp_path / "out"
-    cut = worse(stop_after=8)
+    cut = worse(stop_after=7)
     use(monkeypatch, reference(), cut)
     with pytest.raises(KeyboardInterrupt):
         measure_tasks("fake", ["mmlu_pro"], task_data=data, out=out)
