@@ -26,11 +26,13 @@ from replayeval.engine.precision import exact_float32
 from replayeval.engine.scoring import Scorer
 from replayeval.errors import ConfigError
 from replayeval.models.head import OutputHead, check_head
+from replayssm.backend import Execution
 from replayssm.policy import precision_arms
 
 CONFIGS = Path(__file__).parent / "configs"
 MODELS = ("qwen3.5-4b", "nemotron-3-nano-4b")
 ARMS = precision_arms("nvfp4")
+TRITON = Execution.parse("triton")
 CHUNK = 2048
 STEP_TOKENS = 48
 
@@ -93,12 +95,18 @@ def measure_engine(head: OutputHead, tokens: np.ndarray, *, chunk: int, say: Cal
     count, rows = len(tokens), 1 + len(ARMS)
     document = DocumentTokens(index=0, doc_id="bench", tokens=tokens, read_tokens=count)
     warm = DocumentTokens(index=0, doc_id="warm", tokens=tokens[: 2 * chunk], read_tokens=min(count, 2 * chunk))
-    forcing = Forcing(arms=ARMS, chunk_tokens=chunk, scorer=Scorer.TRITON)
+    forcing = Forcing(arms=ARMS, chunk_tokens=chunk, scorer=Scorer.TRITON, execution=TRITON)
     weights = sum(p.numel() * p.element_size() for p in head.model.parameters())
-    record: dict[str, Any] = {"tokens": count, "rows": rows, "chunk": chunk, "weights_bytes": weights}
+    record: dict[str, Any] = {
+        "backend": str(TRITON),
+        "tokens": count,
+        "rows": rows,
+        "chunk": chunk,
+        "weights_bytes": weights,
+    }
     record["cache_bytes"] = cache_bytes(head, rows, count)
 
-    # The streaming scores are checked on the opening, where the states are the same.
+    # The opening once more with PyTorch alone: what both kernels, window and scores, change there is on record.
     opening = DocumentTokens(index=0, doc_id="open", tokens=tokens[:256], read_tokens=min(count, 256))
     ours = score_document(head, opening, forcing)
     truth = score_document(head, opening, Forcing(arms=ARMS, chunk_tokens=chunk))
@@ -139,7 +147,7 @@ def measure_step(head: OutputHead, tokens: np.ndarray) -> dict[str, Any]:
 def breakdown(head: OutputHead, tokens: np.ndarray, *, chunk: int) -> list[dict[str, Any]]:
     """Where the time of the engine goes: the kernels that take most of two chunks."""
     document = DocumentTokens(index=0, doc_id="profile", tokens=tokens[: 2 * chunk], read_tokens=2 * chunk)
-    forcing = Forcing(arms=ARMS, chunk_tokens=chunk, scorer=Scorer.TRITON)
+    forcing = Forcing(arms=ARMS, chunk_tokens=chunk, scorer=Scorer.TRITON, execution=TRITON)
     kinds = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as profile:
         score_document(head, document, forcing)
