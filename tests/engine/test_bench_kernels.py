@@ -165,3 +165,10 @@ def test_sets_are_large_enough_and_cursors_staggered(tiny: torch.Generator, monk
     ran: list[int] = []
     seconds = wide.cycle_seconds(Counter(), None, staggered=True)
     assert seconds == pytest.approx(3e-6 / (wide.count * 4)) and not ran
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", tuple(SHAPES)[:5])
+@pytest.mark.parametrize("policy", ["shared:fp32@L=16", "separate:fp8/fp32@L=4", "separate:nvfp4/fp32@L=4"])
+def test_kernels_on_a_card_at_the_shapes_of_the_paper(name: str, policy: str) -> None:
+    check(name, policy, torch.Generator("cuda").manual_seed(0))
