@@ -1,5 +1,7 @@
 """A measurement says which backend made it, agrees between backends, and refuses what a backend cannot do."""
 
+import subprocess
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -86,3 +88,17 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_command_line_refuses_other_backends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kl", "--model", "builtin:gdn", "--backend", "gpu"]) == 2
     assert "expected a backend, one of torch, triton, or triton:PRODUCTS" in capsys.readouterr().err
+
+
+def test_everything_but_the_kernels_works_without_triton() -> None:
+    program = """
+import sys
+sys.modules["triton"] = None
+import torch
+import replayssm.replay
+from replayssm.launch import triton_problem
+print(triton_problem(torch.device("cpu")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "the package triton is not installed; install it or use backend torch"
