@@ -223,7 +223,7 @@ class AnswerFolder:
 
 
 def read_answers(path: Path) -> Iterator[tuple[Mapping[str, Any], Sequence[AnswerRecord]]]:
-    """Yield the identity and the answers of every log of a run, for reading.
+    """Yield the identity of every log of a run and its answers by document, for reading.
 
     Raises:
         StoreError: There is no such run, or a log is damaged.
@@ -235,7 +235,8 @@ def read_answers(path: Path) -> Iterator[tuple[Mapping[str, Any], Sequence[Answe
         values = [_parsed(file, number, line) for number, line in enumerate(lines, start=1)]
         if values:
             records = [_record(file, number, value) for number, value in enumerate(values[1:], start=2)]
-            yield values[0]["identity"], records
+            # They were written as they were finished.
+            yield values[0]["identity"], sorted(records, key=lambda record: record.doc_id)
 
 
 def _slug(name: str) -> str:
