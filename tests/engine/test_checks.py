@@ -128,10 +128,15 @@ class _Spoiled(OutputHead):
         self._hidden = hidden
 
     def hidden(
-        self, input_ids: Tensor, cache: Any = None, start_position: int = 0, attention_mask: Any = None
+        self,
+        input_ids: Tensor,
+        cache: Any = None,
+        start_position: int = 0,
+        attention_mask: Any = None,
+        positions: Any = None,
     ) -> Tensor:
         ids = self._tokens(input_ids.clone(), start_position)
-        return self._hidden(super().hidden(ids, cache, start_position, attention_mask).clone())
+        return self._hidden(super().hidden(ids, cache, start_position, attention_mask, positions).clone())
 
 
 def unchanged(x: Tensor, _: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 from io import StringIO
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -101,7 +102,7 @@ def test_the_two_kinds_of_records_are_not_mistaken_for_each_other() -> None:
     "change",
     [{"accuracy": 1.5}, {"p_value": float("nan")}, {"flips_to_wrong": -1}, {"delta_pp": 101}, {"test": "t"}, {"x": 1}],
 )
-def test_impossible_numbers_are_refused(change: dict[str, object]) -> None:
+def test_impossible_numbers_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         arm(**change)
 
