@@ -59,8 +59,8 @@ def value_text(check: GateCheck) -> str:
         bounds = "" if check.ci95 is None else f" [{', '.join(percent(bound).rstrip('%') for bound in check.ci95)}]"
         return percent(check.value) + bounds
     if check.metric == "accuracy_drop":
-        bounds = "" if check.ci95 is None else f" [{check.ci95[0]:+.1f}, {check.ci95[1]:+.1f}]"
-        return f"{check.value:+.1f}{bounds} pp"
+        bounds = "" if check.ci95 is None else f" [{check.ci95[0]:+z.1f}, {check.ci95[1]:+z.1f}]"
+        return f"{check.value:+z.1f}{bounds} pp"
     return with_interval(check.value, check.ci95)
 
 

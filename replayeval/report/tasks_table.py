@@ -85,9 +85,9 @@ def _title(task: TaskReport) -> str:
 def _compared(answers: Answers) -> list[str]:
     if not isinstance(answers, TaskArm):
         return [""] * 5
-    change = UNDEFINED if answers.delta_pp is None else f"{answers.delta_pp:+.1f}"
+    change = UNDEFINED if answers.delta_pp is None else f"{answers.delta_pp:+z.1f}"
     if answers.ci95 is not None:
-        change += f" [{answers.ci95[0]:+.1f}, {answers.ci95[1]:+.1f}]"
+        change += f" [{answers.ci95[0]:+z.1f}, {answers.ci95[1]:+z.1f}]"
     return [
         change,
         f"{answers.flips_to_wrong}/{answers.flips_to_right}",
