@@ -338,7 +338,7 @@ def word_tokenizer(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "length"), [("niah_single_1", 120), ("ruler_vt", 900)])
+@pytest.mark.parametrize(("task", "length"), [("niah_single_1", 400), ("ruler_vt", 900)])
 def test_tasks_of_ruler_run_unchanged(task: str, length: int, tmp_path: Path) -> None:
     manager = Manager(metadata={"tokenizer": word_tokenizer(tmp_path), "max_seq_lengths": [length]})
     # Written once, because they draw their texts anew whenever they are loaded.
