@@ -41,6 +41,7 @@ def _lm_eval(words: list[str]) -> None:
         arguments = parser.parse_args()
         _tell_tasks_the_tokenizer(arguments)
         _name_our_tasks(arguments)
+        _leave_the_device_open(arguments)
         parser.execute(arguments)
     except (ReplayEvalError, SystemExit, KeyboardInterrupt):
         raise
@@ -70,3 +71,9 @@ def _name_our_tasks(arguments: Any) -> None:
 
     if getattr(arguments, "include_path", "") is None:
         arguments.include_path = str(task_folder())
+
+
+def _leave_the_device_open(arguments: Any) -> None:
+    """Without a word about the device lm-eval asks for the first GPU, on machines that have none too."""
+    if getattr(arguments, "model", None) == "replayssm" and getattr(arguments, "device", "") is None:
+        arguments.device = "auto"

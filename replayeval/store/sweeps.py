@@ -198,7 +198,7 @@ class SweepStore:
         """Return the manifest of a run.
 
         Raises:
-            StoreError: There is no such run, or its manifest is damaged.
+            StoreError: There is no such run, or its manifest is damaged or that of another run.
         """
         name = f"{RUNS}/{run}/{MANIFEST}"
         try:
@@ -206,7 +206,13 @@ class SweepStore:
         except FileNotFoundError:
             known = ", ".join(self.runs()) or "none"
             raise StoreError(f"there is no run {run} in {self.folder.show()}; there are: {known}") from None
-        return SweepManifest.from_json(values, where=self.folder.show(name))
+        manifest = SweepManifest.from_json(values, where=self.folder.show(name))
+        if manifest.run != run:
+            raise StoreError(
+                f"{self.folder.show(name)} is the manifest of run {manifest.run}, not of {run}: it was renamed or "
+                "copied here; put it back, or start the sweep again"
+            )
+        return manifest
 
     def find_run(self, run: str) -> SweepManifest | None:
         """Return the manifest of a run, or None where there is none."""

@@ -48,9 +48,20 @@ def _outputs(answer: Mapping[str, Any], text_of: Callable[[Mapping[str, Any]], s
         output = _Output(text_of(choice) or "")
         output.finish = choice.get("finish_reason")
         # The usage is that of the whole answer, so it tells the length of a single choice only.
-        output.tokens = usage.get("completion_tokens") if len(choices) == 1 else None
+        output.tokens = _length(usage.get("completion_tokens")) if len(choices) == 1 else None
         found.append(output)
     return found
+
+
+def _length(tokens: Any) -> int | None:
+    if tokens is None:
+        return None
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise ConfigError(
+            f"--endpoint: expected a whole number of completion_tokens in the server's answer, got {tokens!r}; "
+            "its answer was not kept."
+        )
+    return tokens
 
 
 class _CompletionsAPI(_Completions):

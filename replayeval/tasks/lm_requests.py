@@ -13,7 +13,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from replayeval.engine.generation_sampling import Sampling
 from replayeval.errors import ConfigError
 
-__all__ = ["GenerationRecord", "Wanted", "occurrences", "prompt_hash", "stream", "wanted"]
+__all__ = ["GenerationRecord", "Wanted", "check_kinds", "occurrences", "prompt_hash", "stream", "wanted"]
 
 # What transformers would do to the logits, and the value at which it does nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -111,6 +111,7 @@ def wanted(asked: Mapping[str, Any], *, model: Mapping[str, Any], eos: str, defa
     Raises:
         ConfigError: For arguments that would change the answer and are not supported, and for values out of range.
     """
+    check_kinds(asked)
     try:
         values: dict[str, Any] = dict(cast(Mapping[str, Any], normalize_gen_kwargs(dict(asked), default_tokens)))
         until: list[Any] = cast(list[Any], handle_stop_sequences(copy.copy(values["until"]), eos=eos))
@@ -138,6 +139,28 @@ def wanted(asked: Mapping[str, Any], *, model: Mapping[str, Any], eos: str, defa
             f"without by --gen_kwargs {off}"
         )
     return Wanted(until=tuple(until), max_tokens=_whole(values, "max_gen_toks"), sampling=_sampling(values, model))
+
+
+def check_kinds(settings: Mapping[str, Any]) -> None:
+    """Refuse generation settings of the wrong kind: a text such as `off` would count as true.
+
+    Raises:
+        ConfigError: Naming all of them.
+    """
+    kinds = {"do_sample": "true or false", "temperature": "a number", "top_p": "a number", "top_k": "a whole number"}
+    wrong: list[str] = []
+    for name, kind in kinds.items():
+        value = settings.get(name)
+        flag = isinstance(value, bool)
+        fits = {
+            "true or false": flag,
+            "a number": isinstance(value, int | float) and not flag,
+            "a whole number": isinstance(value, int) and not flag,
+        }[kind]
+        if value is not None and not fits:
+            wrong.append(f"{name}={value!r} ({kind})")
+    if wrong:
+        raise ConfigError(f"generation arguments: expected other kinds of values, got {', '.join(wrong)}")
 
 
 def _is_neutral(name: str, value: Any) -> bool:

@@ -52,6 +52,12 @@ def test_other_models_and_tokenizers_are_left_alone(executed: list[Any]) -> None
     assert executed[-1].metadata == {"tokenizer": "mine"}
 
 
+def test_no_gpu_is_asked_for_where_nobody_asks_for_one(executed: list[Any]) -> None:
+    for words in (["--model", "replayssm"], ["--model", "replayssm", "--device", "cuda:1"], ["--model", "hf"]):
+        assert main([*RUN, *words]) == 0
+    assert [arguments.device for arguments in executed] == ["auto", "cuda:1", None]
+
+
 def test_the_model_is_registered(executed: list[Any]) -> None:
     from lm_eval.api.registry import get_model
 

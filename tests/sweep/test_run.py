@@ -140,6 +140,16 @@ def test_units_that_were_exchanged_are_found(tmp_path: Path) -> None:
         done.results()
 
 
+def test_the_manifest_of_another_run_is_found(tmp_path: Path) -> None:
+    first = run(plan(models=1), tmp_path, measurer=SyntheticMeasurer())
+    second = run(plan(models=2), tmp_path, measurer=SyntheticMeasurer())
+    assert first.path != second.path
+    (Path(second.path) / "manifest.json").write_bytes((Path(first.path) / "manifest.json").read_bytes())
+    with pytest.raises(StoreError, match=rf"is the manifest of run {Path(first.path).name}, not of"):
+        second.results()
+    assert "not of" in " ".join(problem.text for problem in locate_run(first.path)[0].verify())
+
+
 def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(StoreError, match=r"holds thesis\.txt and no store\.json"):

@@ -9,7 +9,10 @@ import pytest
 
 from replayeval.errors import ConfigError
 from replayeval.tasks import measure_tasks
-from replayeval.tasks.endpoint import parse_endpoint
+from replayeval.tasks.endpoint import (
+    _length,  # pyright: ignore[reportPrivateUsage]
+    parse_endpoint,
+)
 from replayeval.tasks.records import read_answers
 from tests.tasks.fakes import questions
 
@@ -128,3 +131,10 @@ def test_a_served_checkpoint_answers_as_the_local_one_does(start: Start, tmp_pat
     reference = outputs(local, "smoke_choice")["conventional:fp32"]
     assert set(map(tuple, outputs(served, "smoke_choice").values())) == {tuple(reference)}
     assert remote.tasks[0].reference.accuracy == here.tasks[0].reference.accuracy
+
+
+def test_an_impossible_length_of_an_answer_is_refused() -> None:
+    assert (_length(None), _length(0), _length(7)) == (None, 0, 7)
+    for wrong in (-1, True, 2.5, "7"):
+        with pytest.raises(ConfigError, match="whole number of completion_tokens"):
+            _length(wrong)
