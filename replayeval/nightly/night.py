@@ -17,7 +17,7 @@ from replayeval.report.cells import AnyReport
 from replayeval.report.gate import Limits, gate
 from replayeval.report.schema import KLReport
 from replayeval.report.verdict import default_limits
-from replayeval.report.write import write_report
+from replayeval.report.write import check_folder, write_report
 from replayeval.stats.history import ALPHA
 from replayeval.store.files import Folder
 from replayeval.store.provenance import provenance
@@ -104,7 +104,8 @@ def run_night(
         now: When the night starts.
 
     Raises:
-        ConfigError: The history belongs to another plan, or the plan has no cell.
+        ConfigError: The history belongs to another plan, the plan has no cell, or the folder of the report holds files
+            that no report wrote.
         StoreError: The history cannot be written, is in use, or is damaged.
     """
     nights = History(history)
@@ -112,6 +113,7 @@ def run_night(
         lock = nights.lock()
         if lock is not None:
             stack.enter_context(lock)
+        check_folder(history / REPORT)
         before = nights.load()
         other = next((record for record in before if record.plan != name), None)
         if other is not None:

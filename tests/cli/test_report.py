@@ -43,6 +43,7 @@ def test_a_report_of_records_and_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     ("words", "said"),
     [
         (["--out", "file"], "--out: expected a directory, got the file"),
+        (["--out", "."], "holds kl.csv, which no report wrote there"),
         (["--max-kl", "-1"], "--max-kl: expected a number above 0"),
         (["--at", "3"], "no result at generation length 3"),
     ],
@@ -53,7 +54,9 @@ def test_bad_input_of_a_report(
     monkeypatch.chdir(tmp_path)
     Path("kl.json").write_text(three_arms().to_json())
     Path("file").write_text("")
+    Path("kl.csv").write_text("mine")
     assert main(["report", "kl.json", *words]) == 2
+    assert Path("kl.csv").read_text() == "mine"
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err

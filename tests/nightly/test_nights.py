@@ -264,6 +264,14 @@ def test_a_history_that_cannot_be_used(tmp_path: Path) -> None:
         play(tmp_path / "empty", [CALM], runner=lambda *_, **__: [])
 
 
+def test_a_report_folder_of_others_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("mine")
+    with pytest.raises(ConfigError, match=r"report holds index\.html, which no report wrote"):
+        play(tmp_path, [CALM], runner=lambda *_, **__: pytest.fail("measured"))
+    assert History(tmp_path).names() == []
+
+
 def test_two_processes_do_not_run_a_night_in_one_history(tmp_path: Path) -> None:
     lock = History(tmp_path).lock()
     assert lock is not None

@@ -46,6 +46,7 @@ def test_a_directory_has_page_markdown_tables_and_figures(tmp_path: Path, monkey
     names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert names == {
         *("index.html", "report.md", "verdict.json", "verdict.csv", "kl.csv", "tasks.csv", "quartiles.csv"),
+        "report-files.json",
         *(f"figures/{name}.{kind}" for name in ("kl", "cost", "tasks") for kind in ("png", "svg")),
     }
     text = (tmp_path / "out" / "report.md").read_text()
@@ -57,6 +58,53 @@ def test_a_directory_has_page_markdown_tables_and_figures(tmp_path: Path, monkey
     write_report(tmp_path / "out", sources[:1], gate(sources[:1], LIMITS))
     assert not (tmp_path / "out" / "tasks.csv").exists()
     assert not (tmp_path / "out" / "figures" / "tasks.svg").exists()
+
+
+def test_files_that_no_report_wrote_are_neither_deleted_nor_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replayeval.report.write.figures", lambda sources: iter(()))
+    sources = [Source(report=three_arms(), where="a.json")]
+
+    def write() -> None:
+        write_report(tmp_path, sources, gate(sources, LIMITS))
+
+    mine = {name: tmp_path / name for name in ("tasks.csv", "figures/holiday.png", "figures/plot.svg", "notes.txt")}
+    (tmp_path / "figures").mkdir()
+    for name, path in mine.items():
+        path.write_text(name)
+    write()
+    write()
+    assert {name: path.read_text() for name, path in mine.items()} == {name: name for name in mine}
+    # Tasks are reported for the first time, where a file of that name has been lying all along.
+    sources.append(Source(report=two_tasks(), where="t.json"))
+    with pytest.raises(ConfigError, match=r"holds tasks\.csv, which no report wrote there"):
+        write()
+    assert mine["tasks.csv"].read_text() == "tasks.csv"
+
+
+@pytest.mark.parametrize("name", ["index.html", "kl.csv", "figures/kl.png", "report-files.json"])
+def test_a_folder_that_is_no_report_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / name).write_text("{}")
+    sources = [Source(report=three_arms(), where="a.json")]
+    with pytest.raises(ConfigError, match="which no report wrote there"):
+        write_report(tmp_path, sources, gate(sources, LIMITS))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+    assert (tmp_path / name).read_text() == "{}"
+
+
+def test_a_marker_names_no_file_outside_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replayeval.report.write.figures", lambda sources: iter(()))
+    sources = [Source(report=three_arms(), where="a.json")]
+    (tmp_path / "mine").write_text("")
+    write_report(tmp_path / "out", sources, gate(sources, LIMITS))
+    marker = tmp_path / "out" / "report-files.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"files": ["../mine", "figures/..", "kl.csv", 3]}))
+    for name in ("index.html", "report.md", "verdict.json", "verdict.csv"):
+        (tmp_path / "out" / name).unlink()
+    write_report(tmp_path / "out", sources, gate(sources, LIMITS))
+    assert (tmp_path / "mine").exists()
 
 
 def test_the_csv_holds_full_precision_and_provenance() -> None:
