@@ -67,7 +67,7 @@ def run(
     )
 
     from replayeval.nightly.night import run_night, sweep_runner
-    from replayeval.nightly.page import finding_line, headline_of
+    from replayeval.nightly.page import finding_line, headline_of, untested_text
     from replayeval.sweep.plan import load_plan
 
     chosen = load_plan(plan)
@@ -84,6 +84,8 @@ def run(
     for finding in night.record.findings:
         print(finding_line(finding))
     print(headline_of(night.record)[0])
+    if night.record.untested:
+        print(untested_text(night.record))
     print(night.page)
     if not night.passed:
         raise typer.Exit(1)

@@ -171,15 +171,16 @@ def _test(
         and name not in past.left_out
         and (past.bad_since is None or name < past.bad_since)
         and not _diverged(old, series)
+        and any(value is not None for value in _values(old, series).values())
     ]
     now = {document: value for document, value in _values(cell, series).items() if value is not None}
     common, kept = set(now), list[tuple[str, NightCell]]()
     fewest = min(FEWEST_DOCUMENTS, len(now))
     for name, old in reversed(usable[-(BASELINE - 1) :]):
         shared = common & {document for document, value in _values(old, series).items() if value is not None}
-        # Nights on other documents end the look back, instead of thinning out what is compared.
+        # A night on other documents is left out, instead of thinning out what is compared; those before it count.
         if not shared or len(shared) < fewest:
-            break
+            continue
         common = shared
         kept.insert(0, (name, old))
     if not kept:

@@ -98,11 +98,19 @@ def finding_line(finding: Finding) -> str:
 
 def note(record: NightRecord, nights: int) -> str:
     """Return how findings come about, with the chance of a false one."""
-    untested = f" {record.untested} series have too short a history to be tested." if record.untested else ""
+    untested = f" {untested_text(record)}" if record.untested else ""
     return (
         f"{record.tested} series were tested against up to {BASELINE - 1} of {nights - 1} earlier nights. In a night "
         f"without any change the chance of a false finding is at most {record.alpha:.2g} over all series together, for "
         f"independent nights. KL changes of less than {100 * record.tolerance:g}% do not count.{untested}"
+    )
+
+
+def untested_text(record: NightRecord) -> str:
+    """Return how many series were not tested, in one sentence."""
+    return (
+        f"{record.untested} series {'was' if record.untested == 1 else 'were'} not tested: too few earlier nights "
+        "share enough documents."
     )
 
 

@@ -140,7 +140,7 @@ class NightRecord(Report):
     tested: Count
     """Series that were tested tonight."""
     untested: Count
-    """Series with too short a history to be tested."""
+    """Series that could not be tested: too few earlier nights share enough documents."""
     restarted: tuple[str, ...] = ()
     """Cells that an earlier night measured under another identity, with what differs."""
     alpha: Fraction

@@ -198,6 +198,25 @@ def test_documents_that_both_nights_have_are_compared(tmp_path: Path) -> None:
     assert other.record.tested == 0
 
 
+@pytest.mark.parametrize("away", ["arm", "cell", "documents"])
+def test_a_night_that_lacks_a_series_does_not_hide_those_before_it(away: str) -> None:
+    """A night without the arm, without its cell, or on two documents only; then KL ten times as high."""
+    cells = [tuple(night_cell(result) for result in measured(CALM, seed=number)) for number in range(9)]
+    if away == "arm":
+        values = {policy: numbers for policy, numbers in cells[8][0].values.items() if policy != FP8}
+        cells[8] = (cells[8][0].model_copy(update={"values": values}),)
+    elif away == "cell":
+        cells[8] = ()
+    else:
+        cells[8] = tuple(night_cell(result) for result in measured(Weather(documents=(0, 1)), seed=8))
+    history = [_record(number, of_night) for number, of_night in enumerate(cells)]
+    tonight = [night_cell(result) for result in measured(Weather(factor={FP8: 10.0}), seed=9)]
+    found = compare(tonight, history, night=name(9))
+    changed = only(found.findings, Kind.REGRESSION)
+    assert {(f.series.policy, f.nights_before) for f in changed} == {(FP8, 8)}
+    assert found.untested == 0
+
+
 def test_tasks_are_followed_by_their_drop(tmp_path: Path) -> None:
     # Drops of some tenths of a point go up and down; then two points are lost.
     drops = [0.2, 0.4, 0.1, 0.3, 0.2, 0.4, 0.3]
