@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from pydantic import ValidationError
 
 from replayeval.errors import StoreError
 from replayeval.report import schema
@@ -19,6 +18,8 @@ from replayeval.store.identity import fingerprint
 from replayeval.store.parquet import scores_from_parquet
 from replayeval.store.sweeps import SweepCell, SweepManifest, SweepStore, locate_run
 from replayeval.store.units import Unit
+from replayeval.tasks.shards import merge
+from replayeval.tasks.tally import tally
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,24 +88,62 @@ def _collect_kl(store: SweepStore, manifest: SweepManifest, cell: SweepCell, key
         bits_per_element=units[0].result["bits_per_element"],
         checks=_checks(units, scores, floor),
         timing=_timing(scores, rows=1 + len(settings["arms"])),
-        provenance=_provenance(manifest, cell, units),
+        provenance=_provenance(manifest, cell, units)
+        | {"data": settings["data"], "states": units[0].result.get("states")},
     ).report
     if len(keys) < len(cell.units) and report.intervals is not None:
         note = f"the sweep is not finished: {len(keys)} of {len(cell.units)} documents"
-        caution = note if report.intervals.caution is None else f"{note}; {report.intervals.caution}"
+        caution = _with_note(note, report.intervals.caution)
         report = report.model_copy(update={"intervals": report.intervals.model_copy(update={"caution": caution})})
     return CellResult(cell=cell, report=report, scores=tuple(scores), units=tuple(units))
 
 
 def _collect_tasks(store: SweepStore, manifest: SweepManifest, cell: SweepCell, keys: Sequence[str]) -> CellResult:
-    unit = store.units.read(keys[0])
+    settings = cell.settings
+    units = [store.units.read(key, table=False) for key in keys]
+    # Paired statistics are no means over shards: they are made here, over all documents together.
+    shards = [_shard(store, unit, settings) for unit in units]
     try:
-        report = TasksReport.model_validate(unit.result["report"])
-    except (KeyError, ValidationError) as error:
-        raise StoreError(f"unit {unit.key} of {store.folder.show()} holds no record of tasks: {error}") from None
-    found = dict(report.provenance) | {"sweep": _origin(manifest, cell)}
-    report = report.model_copy(update={"provenance": found})
-    return CellResult(cell=cell, report=report, scores=(), units=(_without_table(unit),))
+        outline, answers, arms = merge(shards)
+    except StoreError as error:
+        raise StoreError(f"{cell.label} in {store.folder.show()}: {error}") from None
+    report = tally(
+        outline,
+        answers,
+        arms=arms,
+        model=settings["model"],
+        window=settings["window"],
+        seed=settings["seed"],
+        made=_provenance(manifest, cell, units),
+    )
+    if len(keys) < len(cell.units):
+        note = f"the sweep is not finished: {len(keys)} of {len(cell.units)} shards of documents"
+        intervals = report.intervals.model_copy(update={"caution": _with_note(note, report.intervals.caution)})
+        tasks = tuple(t.model_copy(update={"caution": _with_note(note, t.caution)}) for t in report.tasks)
+        report = report.model_copy(update={"intervals": intervals, "tasks": tasks})
+    return CellResult(cell=cell, report=report, scores=(), units=tuple(units))
+
+
+def _shard(store: SweepStore, unit: Unit, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The answers of a unit, once they are those that its identity promises."""
+    where = f"unit {unit.key} of {store.folder.show()}"
+    remedy = "measure it anew in another store"
+    try:
+        found: Mapping[str, Any] = unit.result["shard"]
+        held = [[a["task"], a["doc_id"], a["prompt_sha256"]] for a in found["answers"]]
+        arms = list(found["arms"])
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{where} holds no answers of a shard of tasks ({error!r} is missing); {remedy}") from None
+    if held != unit.identity["documents"]:
+        raise StoreError(f"{where} holds the answers to other documents than its identity names; {remedy}")
+    expected = [settings["reference"], *settings["arms"]]
+    if arms != expected:
+        raise StoreError(f"{where}: expected the arms {expected}, got {arms}; {remedy}")
+    return found
+
+
+def _with_note(note: str, caution: str | None) -> str:
+    return note if caution is None else f"{note}; {caution}"
 
 
 def _scores(store: SweepStore, unit: Unit, settings: Mapping[str, Any]) -> DocumentScores:
@@ -170,9 +209,7 @@ def _provenance(manifest: SweepManifest, cell: SweepCell, units: Sequence[Unit])
     found: dict[str, Any] = {
         **first.provenance,
         "arguments": {"given": dict(settings), "defaulted": {}},
-        "data": settings["data"],
         "seed": settings["seed"],
-        "states": first.result.get("states"),
         "model": first.result["model"],
         "fingerprint": fingerprint(cell.to_json()),
         "sweep": _origin(manifest, cell) | {"units": len(units)},

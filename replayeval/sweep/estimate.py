@@ -25,7 +25,7 @@ class CellEstimate:
     Attributes:
         label: What tables call it.
         arms: Its arms.
-        units: Its units.
+        units: Its units, or None where the documents of its task were not counted.
         done: Units that are in the store, or None where that is not known.
         tokens: Tokens that are still to be read, once for all arms; None for tasks.
         flop: Floating-point operations of that in the model's weights, two per parameter, token and row; None where
@@ -36,7 +36,7 @@ class CellEstimate:
 
     label: str
     arms: int
-    units: int
+    units: int | None
     done: int | None
     tokens: int | None
     flop: float | None
@@ -88,9 +88,10 @@ def measured_rates(store: UnitStore, known: set[str]) -> dict[str, float]:
     return {model: median(values) for model, values in seen.items()}
 
 
-def _of(cell: Cell, *, units: int, done: int | None, tokens: int | None, rate: float | None) -> CellEstimate:
+def _of(cell: Cell, *, units: int | None, done: int | None, tokens: int | None, rate: float | None) -> CellEstimate:
     rows = 1 + len(cell.arms)
     parameters = cell.model.active_parameters
+    seconds = None if rate is None or tokens is None else tokens * rows / rate
     return CellEstimate(
         label=cell.label,
         arms=len(cell.arms),
@@ -99,12 +100,12 @@ def _of(cell: Cell, *, units: int, done: int | None, tokens: int | None, rate: f
         tokens=tokens,
         flop=None if parameters is None or tokens is None else 2 * parameters * tokens * rows,
         result_bytes=(tokens or 0) * (_BYTES_PER_TOKEN + _BYTES_PER_ARM * len(cell.arms)),
-        seconds=0.0 if done == units else None if rate is None or tokens is None else tokens * rows / rate,
+        seconds=0.0 if units is not None and done == units else seconds,
     )
 
 
-def _units(cell: Cell) -> int:
-    return cell.docs if isinstance(cell, KLCell) else 1
+def _units(cell: Cell) -> int | None:
+    return cell.docs if isinstance(cell, KLCell) else None
 
 
 def _tokens(cell: Cell) -> int | None:

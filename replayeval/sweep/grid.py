@@ -76,6 +76,7 @@ class TaskCell:
         seed: Seed of stochastic rounding, of sampling and of the bootstrap.
         arms: Canonical policy texts.
         limit: Documents of the task at most, or None.
+        shard: Documents of one unit.
         options: Further arguments of `measure_tasks`.
     """
 
@@ -85,6 +86,7 @@ class TaskCell:
     seed: int
     arms: tuple[str, ...]
     limit: int | None
+    shard: int
     options: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     @property
@@ -159,7 +161,8 @@ def _task_cells(plan: Plan, grid: TaskGrid, number: int) -> Iterable[TaskCell]:
                 seed=seed,
                 arms=tuple(map(str, policies)),
                 limit=grid.limit,
-                options=dict(grid.options),
+                shard=grid.shard,
+                options=grid.options.model_dump(mode="json", exclude_unset=True),
             )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from replayeval.arrays import Array
 from replayeval.errors import NumericsError, ReplayEvalError
 from replayeval.sweep.grid import Cell, KLCell, TaskCell
+from replayeval.tasks.shards import ShardDocument
 
 Advanced = Callable[[int], None]
 """Called with the tokens that were read since the last call."""
@@ -71,13 +72,14 @@ class KLJob:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskJob:
-    """One task under the arms of a cell.
+    """Some documents of a task under the arms of a cell.
 
     Attributes:
         key: Digest of the unit's identity.
         identity: Everything that changes its numbers, as JSON values.
         cell: The cell it belongs to.
         pin: The weights.
+        documents: The documents.
         answers: Folder of a store on this machine that keeps every answer until the unit is done, or None.
     """
 
@@ -85,6 +87,7 @@ class TaskJob:
     identity: Mapping[str, Any]
     cell: TaskCell
     pin: ModelPin
+    documents: tuple[ShardDocument, ...]
     answers: str | None = None
 
     @property

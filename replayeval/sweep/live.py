@@ -1,8 +1,9 @@
 """The real measurer: models from the hub or from disk, texts as documents, one loaded model per worker."""
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +16,14 @@ from replayeval.store.provenance import provenance
 from replayeval.sweep.grid import Cell, KLCell, TaskCell
 from replayeval.sweep.jobs import Advanced, Answer, Job, KLJob, ModelPin, PreparedCell, TaskJob, Worker
 from replayeval.sweep.plan import ModelEntry
+from replayeval.tasks.shards import Outline, cut, numbers_of
 from replayssm.policy import MAX_WINDOW, REFERENCE, Policy
 
 _PROBE_TOKENS = max(256, 2 * MAX_WINDOW)
 """No self-check reads more of the first document than this."""
+
+_LISTING = ("samples", "gen_kwargs", "task_data", "chat_template")
+"""Options of a task grid that decide what is asked; the others decide how it is answered."""
 
 
 class LiveMeasurer:
@@ -32,6 +37,7 @@ class LiveMeasurer:
         """
         pins: dict[tuple[Any, ...], Any] = {}
         texts: dict[tuple[Any, ...], Any] = {}
+        outlines: dict[tuple[Any, ...], Any] = {}
         offences: list[str] = []
         prepared: list[PreparedCell] = []
         for cell in cells:
@@ -39,7 +45,11 @@ class LiveMeasurer:
                 pinned = _once(pins, _model_key(cell.model), lambda m=cell.model: _pin(m))
                 pin = ModelPin(revision=pinned.revision, weights_sha256=pinned.weights_sha256)
                 if isinstance(cell, TaskCell):
-                    prepared.append(PreparedCell(cell=cell, jobs=(task_job(cell, pin),)))
+                    key = (*_model_key(cell.model), *_task_key(cell))
+                    outline = _once(
+                        outlines, key, lambda c=cell, p=pinned: _task_list(c, p.tokenizer, p.revision).outline
+                    )
+                    prepared.append(PreparedCell(cell=cell, jobs=task_jobs(cell, pin, outline)))
                     continue
                 key = (*_model_key(cell.model), cell.data, cell.docs, cell.lengths, cell.prefill, cell.seed)
                 documents = _once(texts, key, lambda c=cell, p=pinned: _documents(c, p.tokenizer))
@@ -97,22 +107,34 @@ def kl_jobs(cell: KLCell, pin: ModelPin, documents: Sequence[Any]) -> tuple[KLJo
     return tuple(jobs)
 
 
-def task_job(cell: TaskCell, pin: ModelPin) -> TaskJob:
-    """Return the unit of a cell of a task."""
-    identity = {
+def task_jobs(cell: TaskCell, pin: ModelPin, outline: Outline) -> tuple[TaskJob, ...]:
+    """Return the units of a cell: one for each shard of documents.
+
+    Args:
+        cell: The cell.
+        pin: The weights.
+        outline: The documents of its task.
+    """
+    common = {
         "kind": "tasks",
         "model": pin.identity(cell.model.id),
         "dtype": cell.model.dtype,
         "reference": str(REFERENCE),
         "arms": list(cell.arms),
         "task": cell.task,
-        "limit": cell.limit,
         "seed": cell.seed,
         "window": cell.window,
         "options": dict(cell.options),
         "numerics": replayssm.NUMERICS_VERSION,
     }
-    return TaskJob(key=fingerprint(identity), identity=identity, cell=cell, pin=pin)
+    jobs: list[TaskJob] = []
+    for documents in cut(outline, cell.shard):
+        identity = common | {
+            "settings": {d.task: dict(outline.tasks[d.task].settings) for d in documents},
+            "documents": [list(document) for document in documents],
+        }
+        jobs.append(TaskJob(key=fingerprint(identity), identity=identity, cell=cell, pin=pin, documents=documents))
+    return tuple(jobs)
 
 
 class LiveWorker:
@@ -123,6 +145,7 @@ class LiveWorker:
         self._subject: Any = None
         self._loaded: tuple[Any, ...] | None = None
         self._checked: dict[str, list[dict[str, Any]]] = {}
+        self._listed: tuple[tuple[Any, ...], Any] | None = None
         self._provenance: dict[str, Any] | None = None
 
     def run(self, job: Job, advanced: Advanced) -> Answer:
@@ -132,8 +155,7 @@ class LiveWorker:
             ReplayEvalError: It cannot be done; so with the other units of its cell.
         """
         if isinstance(job, TaskJob):
-            self._unload()
-            return _measure_task(job)
+            return self._measure_task(job)
         return self._measure_kl(job, advanced)
 
     def _measure_kl(self, job: KLJob, advanced: Advanced) -> Answer:
@@ -182,6 +204,37 @@ class LiveWorker:
             table=scores_to_parquet(scores, extra_metadata={"unit": job.key}),
         )
 
+    def _measure_task(self, job: TaskJob) -> Answer:
+        from replayeval.tasks.measure import answer_shard
+
+        cell = job.cell
+        subject = self._load(job)
+        key = _task_key(cell)
+        if self._listed is None or self._listed[0] != key:
+            # Long prompts are many gigabytes, so those of one task alone are kept.
+            self._listed = None
+            self._listed = key, _task_list(cell, subject.tokenizer, job.pin.revision)
+        # On another node the store may not be there; the answers are then in memory alone.
+        kept = job.answers if job.answers is not None and Path(job.answers).parents[1].is_dir() else None
+        found = answer_shard(
+            subject,
+            self._listed[1],
+            job.documents,
+            arms=cell.arms,
+            window=cell.window,
+            seed=cell.seed,
+            out=kept,
+            **{name: cast(Any, value) for name, value in cell.options.items() if name not in _LISTING},
+        )
+        made = self._provenance or {}
+        seconds = sum(arm["seconds"] for answer in found["answers"] for arm in answer["by_arm"])
+        return Answer(
+            content_sha256=fingerprint(numbers_of(found)),
+            result={"shard": found, "model": dict(subject.details)},
+            provenance=made | {"versions": {**made.get("versions", {}), "lm_eval": version("lm_eval")}},
+            seconds=seconds,
+        )
+
     def _checks(self, job: KLJob, forcing: Any) -> list[dict[str, Any]]:
         """The self-checks of a cell, made once per worker on the same tokens everywhere."""
         from replayeval.engine.forcing import DocumentTokens
@@ -224,7 +277,7 @@ class LiveWorker:
     def _unload(self) -> None:
         if self._subject is None:
             return
-        self._subject, self._loaded, self._checked = None, None, {}
+        self._subject, self._loaded, self._checked, self._listed = None, None, {}, None
         gc.collect()
         import torch
 
@@ -285,33 +338,17 @@ def _documents(cell: KLCell, tokenizer: Any) -> Any:
     )
 
 
-def _measure_task(job: TaskJob) -> Answer:
-    from importlib import import_module
+def _task_key(cell: TaskCell) -> tuple[Any, ...]:
+    return cell.task, cell.limit, fingerprint({name: cell.options[name] for name in _LISTING if name in cell.options})
 
-    measure_tasks = cast(Callable[..., Any], import_module("replayeval.tasks").measure_tasks)
-    cell = job.cell
-    # On another node the store may not be there; the answers are then in memory alone.
-    kept = job.answers if job.answers is not None and Path(job.answers).parents[1].is_dir() else None
-    report = measure_tasks(
-        cell.model.id,
-        tasks=[cell.task],
-        arms=list(cell.arms),
-        window=cell.window,
-        seed=cell.seed,
-        limit=cell.limit,
-        out=kept,
-        resume=kept is not None,
-        revision=job.pin.revision,
-        dtype=cell.model.dtype,
-        device=cell.model.device,
-        trust_remote_code=cell.model.trust_remote_code,
-        **cell.options,
-    )
-    values = cast(Mapping[str, Any], report.model_dump(mode="json"))
-    numbers = {name: value for name, value in values.items() if name not in ("timing", "provenance")}
-    return Answer(
-        content_sha256=fingerprint(numbers),
-        result={"report": dict(values)},
-        provenance=dict(values["provenance"]),
-        seconds=float(values["timing"]["seconds"]),
-    )
+
+def _task_list(cell: TaskCell, tokenizer: Any, revision: str | None) -> Any:
+    from replayeval.tasks.measure import list_documents
+
+    if tokenizer is None:
+        raise ConfigError(f"expected a model with a tokenizer, got {cell.model.id} without one; tasks are texts")
+    asked = {name: cast(Any, value) for name, value in cell.options.items() if name in _LISTING}
+    listed = list_documents(cell.model.id, tokenizer, cell.task, revision=revision, limit=cell.limit, **asked)
+    if not listed.outline.documents:
+        raise ConfigError(f"{cell.label}: expected a task with documents, got one without any")
+    return listed

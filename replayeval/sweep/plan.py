@@ -45,6 +45,11 @@ def _as_entry(value: Any) -> Any:
     return {"id": value} if isinstance(value, str) else value
 
 
+def _as_switch(value: Any) -> Any:
+    """YAML reads a bare on or off as a truth value."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
 Tokens = Annotated[int, BeforeValidator(_one_length), Field(ge=1, le=1 << 31, strict=True)]
 PromptTokens = Annotated[int, Field(ge=0, le=1 << 31, strict=True)]
 Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
@@ -134,6 +139,23 @@ class KLGrid(Arms):
     """What advances the states; what `kl --backend` takes."""
 
 
+class TaskOptions(Part):
+    """Arguments of `replayeval.tasks.measure_tasks` that nothing else in a plan decides."""
+
+    samples: Count | None = None
+    """Answers per document."""
+    gen_kwargs: dict[str, JsonValue] | None = None
+    """Replaced generation settings."""
+    task_data: dict[str, str] | None = None
+    """Local files by short name of the task."""
+    chat_template: Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)] = "auto"
+    """Whether prompts are chats."""
+    context: Literal["prompt", "decoded"] = "prompt"
+    """What the context of a likelihood counts as."""
+    batch_size: Count | Literal["auto"] = "auto"
+    """Rows decoded side by side."""
+
+
 class TaskGrid(Arms):
     """Accuracy on tasks: one cell for each model, task, window and seed."""
 
@@ -143,7 +165,9 @@ class TaskGrid(Arms):
     """Axis: tasks of lm-eval or of this project."""
     limit: Count | None = None
     """Documents of each task; all where left out."""
-    options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    shard: Count = 64
+    """Documents of one unit."""
+    options: TaskOptions = Field(default_factory=lambda: TaskOptions())
     """Further arguments of `replayeval.tasks.measure_tasks`."""
 
 
@@ -318,7 +342,8 @@ def _known_keys(location: Sequence[str | int]) -> list[str]:
     if location[0] == "models":
         part = ModelEntry
     elif location[0] == "grids" and len(location) > 3:
-        part = _PARTS[str(location[2])]
+        inside = len(location) > 4 and location[3] == "options"
+        part = TaskOptions if inside else _PARTS[str(location[2])]
     return [field.alias or name for name, field in part.model_fields.items()]
 
 

@@ -26,7 +26,7 @@ def grid_table(plan: Plan, estimates: Sequence[CellEstimate]) -> Table:
         table.add_row(
             Text(cell.label),
             str(cell.arms),
-            str(cell.units),
+            "?" if cell.units is None else str(cell.units),
             "?" if cell.done is None else str(cell.done),
             "?" if cell.tokens is None else f"{cell.tokens:,}",
             "?" if cell.seconds is None else duration(cell.seconds),
@@ -38,8 +38,10 @@ def grid_table(plan: Plan, estimates: Sequence[CellEstimate]) -> Table:
 
 def total_line(estimates: Sequence[CellEstimate]) -> str:
     """Return what the whole plan costs, in one line."""
-    units = sum(cell.units for cell in estimates)
-    parts = [f"{units:,} units in {len(estimates):,} cells"]
+    # A task whose documents were not counted has at least one unit.
+    units = sum(cell.units or 1 for cell in estimates)
+    least = "at least " if any(cell.units is None for cell in estimates) else ""
+    parts = [f"{least}{units:,} units in {len(estimates):,} cells"]
     if all(cell.done is not None for cell in estimates):
         parts.append(f"{sum(cell.done or 0 for cell in estimates):,} done")
     parts.append(f"{sum(cell.tokens or 0 for cell in estimates):,} tokens to read")

@@ -7,13 +7,14 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from lm_eval.api.instance import Instance
 
 from replayeval.errors import ConfigError
 from replayeval.tasks.catalog import hushed, load, short_name
+from replayeval.tasks.shards import Outline, ShardDocument, TaskOutline
 
 FEWSHOT_SEED = 1234
 """Seed of few-shot examples: lm-eval's own default."""
@@ -70,7 +71,7 @@ class EvalTask:
         }
 
     @property
-    def dataset(self) -> dict[str, Any]:
+    def source(self) -> dict[str, Any]:
         """Where the documents came from, as JSON values."""
         metadata: Mapping[str, Any] = self.task.config.metadata or {}
         own: Mapping[str, Any] | None = metadata.get("dataset")
@@ -82,8 +83,18 @@ class EvalTask:
             if own is not None
             else {"path": self.task.DATASET_PATH or None, "name": self.task.DATASET_NAME or None}
         )
-        digest = hashlib.sha256("\n".join(document.prompt_sha256 for document in self.documents).encode())
-        return _json(source) | {"documents": len(self.documents), "prompts_sha256": digest.hexdigest()}
+        return _json(source)
+
+    @property
+    def outline(self) -> TaskOutline:
+        """What the record says about it."""
+        return TaskOutline(
+            name=self.name,
+            documents=tuple((document.doc_id, document.prompt_sha256) for document in self.documents),
+            samples=self.samples,
+            source=self.source,
+            settings=self.settings,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +108,36 @@ class TaskList:
 
     tasks: Mapping[str, EvalTask]
     entries: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def outline(self) -> Outline:
+        """What the record says about them."""
+        return Outline(tasks={name: task.outline for name, task in self.tasks.items()}, entries=self.entries)
+
+    def shard(self, documents: Sequence[ShardDocument]) -> "TaskList":
+        """Return the list with these documents alone; tasks that have none of them are left out.
+
+        Raises:
+            ConfigError: A document is not there, or is asked in other words.
+        """
+        wanted: dict[str, set[int]] = {}
+        for document in documents:
+            wanted.setdefault(document.task, set()).add(document.doc_id)
+        tasks = {
+            name: replace(task, documents=tuple(d for d in task.documents if d.doc_id in wanted[name]))
+            for name, task in self.tasks.items()
+            if name in wanted
+        }
+        found = Outline(tasks={name: task.outline for name, task in tasks.items()}, entries=()).documents
+        missing = sorted(set(documents) - set(found))
+        if missing:
+            raise ConfigError(
+                f"expected the documents of the tasks as they were when the sweep was planned, but {len(missing)} of "
+                f"{len(documents)} are missing here or asked in other words, the first being document "
+                f"{missing[0].doc_id} of {missing[0].task}; give every worker the same data and versions, and plan "
+                "again if they were changed on purpose"
+            )
+        return replace(self, tasks=tasks)
 
 
 def load_tasks(

@@ -1,28 +1,28 @@
 """`measure_tasks`: every arm answers the documents that the reference answers, and is compared with it."""
 
-import inspect
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import replayssm
-from replayeval.errors import ConfigError, StoreError
+from replayeval.errors import ConfigError
 from replayeval.policies import parse_policies
 from replayeval.report.tasks_schema import TasksReport
 from replayeval.store import provenance
 from replayeval.store._atomic import write_text_atomically
 from replayeval.store.provenance import PACKAGES
 from replayeval.subject import Subject, check_formats, device_name, load_subject, parse_seed
-from replayeval.tasks.answering import Arm, LocalArm, Response
+from replayeval.tasks.answering import Arm, LocalArm
+from replayeval.tasks.arguments import call_arguments
+from replayeval.tasks.asking import ask, missing_documents
 from replayeval.tasks.catalog import check_names
-from replayeval.tasks.documents import EvalTask, TaskDocument, TaskList, load_tasks
-from replayeval.tasks.records import AnswerFolder, AnswerLog, AnswerRecord, SampleRecord
-from replayeval.tasks.scoring import Score, score
+from replayeval.tasks.documents import TaskList, load_tasks
+from replayeval.tasks.records import AnswerFolder, AnswerLog
+from replayeval.tasks.shards import ShardDocument, shard_result
 from replayeval.tasks.tally import tally
 from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy
 
@@ -105,14 +105,12 @@ def measure_tasks(
         StoreError: A directory that cannot be used.
         NumericsError: The model's own logits are not reproduced.
     """
-    arguments = _arguments(locals())
-    if chat_template not in CHATS:
-        raise ConfigError(f"expected chat_template to be one of {', '.join(CHATS)}, got {chat_template!r}")
+    arguments = call_arguments(measure_tasks, locals())
     check_names(tasks)
     if resume and out is None:
         raise ConfigError("expected a directory to resume, got resume without out")
     options: dict[str, Any] = {"limit": limit, "samples": samples, "gen_kwargs": gen_kwargs, "task_data": task_data}
-    options["chat"] = CHATS[chat_template]
+    options["chat"] = _chat(chat_template)
     if endpoints is not None:
         if arms is not None or precision is not None:
             raise ConfigError("expected either endpoints or state policies, got both; a server has its own state")
@@ -128,7 +126,12 @@ def measure_tasks(
             trust_remote_code=trust_remote_code,
         )
         check_formats(policies, subject.layers)
-        listed = load_tasks(tasks, tokenizer=_tokenizer_source(model), chat_template=_chat_template(subject), **options)
+        listed = load_tasks(
+            tasks,
+            tokenizer=_tokenizer_source(model, revision),
+            chat_template=_chat_template(subject.tokenizer),
+            **options,
+        )
         how = {"window": window, "seed": parse_seed(seed), "context": context, "batch_size": batch_size}
         who = _local(subject, policies, how=how, hashed=out is not None)
     made = provenance(
@@ -140,8 +143,8 @@ def measure_tasks(
     with AnswerFolder(None if out is None else Path(out), resume=resume) as folder:
         logs = _answer_all(who, listed, folder, progress=progress)
         report = tally(
-            listed,
-            logs,
+            listed.outline,
+            {key: log.records for key, log in logs.items()},
             arms=[arm.name for arm in who.arms],
             model=who.model,
             window=who.window,
@@ -151,6 +154,90 @@ def measure_tasks(
         if out is not None:
             write_text_atomically(Path(out) / REPORT, report.to_json() + "\n")
     return report
+
+
+def list_documents(
+    model: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    task: str,
+    *,
+    revision: str | None = None,
+    limit: int | None = None,
+    samples: int | None = None,
+    gen_kwargs: Mapping[str, Any] | None = None,
+    task_data: Mapping[str, str] | None = None,
+    chat_template: str = "auto",
+) -> TaskList:
+    """Return the documents that `measure_tasks` would ask of a local model, without loading its weights.
+
+    Args:
+        model: A hub id, a directory, or `builtin:NAME`.
+        tokenizer: Its tokenizer.
+        task: Name of the task or group.
+        revision: Commit of a hub model.
+        limit: As in `measure_tasks`, like all that follow.
+        samples: Answers per document.
+        gen_kwargs: Replaced generation settings.
+        task_data: Local files.
+        chat_template: `on`, `off`, or `auto`.
+
+    Raises:
+        ConfigError: Input that cannot be used.
+    """
+    return load_tasks(
+        [task],
+        limit=limit,
+        samples=samples,
+        gen_kwargs=gen_kwargs,
+        task_data=task_data,
+        tokenizer=_tokenizer_source(model, revision),
+        chat_template=_chat_template(tokenizer),
+        chat=_chat(chat_template),
+    )
+
+
+def answer_shard(
+    subject: Subject,
+    listed: TaskList,
+    documents: Sequence[ShardDocument],
+    *,
+    arms: Sequence[str],
+    window: int,
+    seed: int,
+    context: str = "prompt",
+    batch_size: int | str = "auto",
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Let every arm answer some of the documents; answers that lie in `out` are reused.
+
+    Args:
+        subject: The model.
+        listed: What `list_documents` returned.
+        documents: The ones to answer.
+        arms: Policies.
+        window: Replay window in tokens of policies that name none.
+        seed: Seed of sampling and of stochastic rounding.
+        context: As in `measure_tasks`.
+        batch_size: Rows decoded side by side, or `auto`.
+        out: Directory that keeps every answer.
+
+    Returns:
+        What `replayeval.tasks.shards.merge` takes.
+
+    Raises:
+        ConfigError: Input that cannot be used, or documents that are not as they were.
+        StoreError: A directory that cannot be used.
+        NumericsError: The model's own logits are not reproduced.
+    """
+    policies = parse_policies(arms, None, window)
+    check_formats(policies, subject.layers)
+    shard = listed.shard(documents)
+    how = {"window": window, "seed": parse_seed(seed), "context": context, "batch_size": batch_size}
+    who = _local(subject, policies, how=how, hashed=out is not None)
+    with AnswerFolder(None if out is None else Path(out), resume=out is not None) as folder:
+        logs = _answer_all(who, shard, folder, progress=None)
+    records = {key: log.records for key, log in logs.items()}
+    return shard_result(listed.outline, documents, records, arms=[arm.name for arm in who.arms])
 
 
 def _local(subject: Subject, policies: Sequence[Policy], *, how: Mapping[str, Any], hashed: bool) -> _Answerers:
@@ -232,100 +319,29 @@ def _answer_all(
                 "lm_eval": version("lm_eval"),
             }
             log = logs[task.name, arm.name] = folder.log(task.name, arm.name, identity)
-            missing = _missing(task, log)
+            missing = missing_documents(task, log)
             done += len(task.documents) - len(missing)
             if progress is not None:
                 progress(done, total)
-            for part in _portions(missing, task, requests=arm.portion(task)):
-                _answer(task, part, arm, log, done=one_more)
+            ask(task, missing, arm, log, done=one_more)
     return logs
 
 
-def _missing(task: EvalTask, log: AnswerLog) -> list[TaskDocument]:
-    missing: list[TaskDocument] = []
-    for document in task.documents:
-        record = log.records.get(document.doc_id)
-        if record is None:
-            missing.append(document)
-        elif record.prompt_sha256 != document.prompt_sha256:
-            raise StoreError(
-                f"{log.path}: document {document.doc_id} was asked in other words then; the task or its data changed, "
-                "so choose another directory"
-            )
-    return missing
-
-
-def _portions(documents: Sequence[TaskDocument], task: EvalTask, *, requests: int) -> Iterator[list[TaskDocument]]:
-    """Cut into portions of so many requests. None holds a prompt twice: that would make it another sample."""
-    rest = list(documents)
-    while rest:
-        part: list[TaskDocument] = []
-        later: list[TaskDocument] = []
-        prompts: set[str] = set()
-        taken = 0
-        for document in rest:
-            if taken < requests and document.prompt_sha256 not in prompts:
-                part.append(document)
-                prompts.add(document.prompt_sha256)
-                taken += task.samples * len(document.instances)
-            else:
-                later.append(document)
-        yield part
-        rest = later
-
-
-def _answer(
-    task: EvalTask, documents: Sequence[TaskDocument], arm: Arm, log: AnswerLog, *, done: Callable[[], None]
-) -> None:
-    """Ask one arm, and keep each document as soon as it is answered."""
-    since = time.monotonic()
-
-    def finished(index: int, by_sample: list[list[Response]]) -> None:
-        nonlocal since
-        document, now = documents[index], time.monotonic()
-        samples = tuple(
-            _sample(task, responses, score(task, document, [response.value for response in responses]))
-            for responses in by_sample
-        )
-        log.write(
-            AnswerRecord(
-                doc_id=document.doc_id, prompt_sha256=document.prompt_sha256, samples=samples, seconds=now - since
-            )
-        )
-        since = now
-        done()
-
-    arm.answer(task, documents, finished)
-
-
-def _sample(task: EvalTask, responses: Sequence[Response], scored: Score) -> SampleRecord:
-    first = responses[0]
-    return SampleRecord(
-        output=str(first.value) if task.generates else None,
-        output_tokens=first.output_tokens,
-        length=first.length,
-        truncated=first.truncated,
-        loglikelihoods=None
-        if task.generates
-        else tuple(cast(tuple[float, bool], response.value) for response in responses),
-        extracted=scored.extracted,
-        unextracted=scored.unextracted,
-        score=scored.value,
-        metric=scored.metric,
-        seed=first.seed,
-    )
-
-
-def _tokenizer_source(model: PreTrainedModel | str) -> str | None:
+def _tokenizer_source(model: PreTrainedModel | str, revision: str | None = None) -> str | None:
     from replayeval.models.sources import resolve
 
     if isinstance(model, str):
-        return str(resolve(model).directory)
+        return str(resolve(model, revision, weights=False).directory)
     return str(getattr(model.config, "name_or_path", "")) or None
 
 
-def _chat_template(subject: Subject) -> Callable[..., Any] | None:
-    tokenizer = cast(Any, subject.tokenizer)
+def _chat(chat_template: str) -> bool | None:
+    if chat_template not in CHATS:
+        raise ConfigError(f"expected chat_template to be one of {', '.join(CHATS)}, got {chat_template!r}")
+    return CHATS[chat_template]
+
+
+def _chat_template(tokenizer: Any) -> Callable[..., Any] | None:
     if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
         return None
 
@@ -338,21 +354,3 @@ def _chat_template(subject: Subject) -> Callable[..., Any] | None:
         )
 
     return apply
-
-
-def _arguments(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Which arguments were passed and which took their default, as JSON values."""
-    defaults = {n: p.default for n, p in inspect.signature(measure_tasks).parameters.items()}
-    shown = {n: _shown(v) for n, v in values.items() if n not in ("progress", "tokenizer")}
-    given = {n: v for n, v in shown.items() if v != _shown(defaults[n])}
-    return {"given": given, "defaulted": {n: v for n, v in shown.items() if n not in given}}
-
-
-def _shown(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_shown(v) for v in cast(Sequence[Any], value)]
-    if isinstance(value, Mapping):
-        return {str(k): _shown(v) for k, v in cast(Mapping[Any, Any], value).items()}
-    return str(value) if isinstance(value, Policy | Path) else type(value).__name__

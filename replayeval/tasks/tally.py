@@ -10,15 +10,13 @@ from replayeval.report.schema import Timing
 from replayeval.report.tasks_schema import TaskReport, TasksReport
 from replayeval.report.tasks_summary import intervals_report, task_report
 from replayeval.stats.paired import ArmAnswers, Comparison, caution, compare
-from replayeval.tasks.documents import EvalTask, TaskList
-from replayeval.tasks.records import AnswerLog, SampleRecord
-
-Logs = Mapping[tuple[str, str], AnswerLog]
+from replayeval.tasks.records import SampleRecord
+from replayeval.tasks.shards import Outline, Records, TaskOutline
 
 
 def tally(
-    listed: TaskList,
-    logs: Logs,
+    outline: Outline,
+    answers: Records,
     *,
     arms: Sequence[str],
     model: str,
@@ -29,8 +27,8 @@ def tally(
     """Compare the arms on all tasks, and on groups with the documents of their members pooled.
 
     Args:
-        listed: The tasks.
-        logs: The answers, by task and arm; every document of every task is in them.
+        outline: The tasks.
+        answers: The answers, by task and arm; every document of every task is in them.
         arms: Names of the arms, the reference first.
         model: Where the weights came from.
         window: Default replay window in tokens, or None for servers.
@@ -42,19 +40,19 @@ def tally(
     """
     reports: list[TaskReport] = []
     comparison: Comparison | None = None
-    alone = [name for name, members in listed.entries if not members]
-    for name, members in [*((n, m) for n, m in listed.entries if m), *((n, ()) for n in alone)]:
-        parts = [listed.tasks[member] for member in (members or (name,))]
-        comparison = _compared(arms, parts, logs, seed=seed)
-        reports.append(_one_report(name, members, parts, comparison, logs, arms[0]))
+    alone = [name for name, members in outline.entries if not members]
+    for name, members in [*((n, m) for n, m in outline.entries if m), *((n, ()) for n in alone)]:
+        parts = [outline.tasks[member] for member in (members or (name,))]
+        comparison = _compared(arms, parts, answers, seed=seed)
+        reports.append(_one_report(name, members, parts, comparison, answers, arms[0]))
         reports.extend(
-            _one_report(part.name, (), [part], _compared(arms, [part], logs, seed=seed), logs, arms[0])
+            _one_report(part.name, (), [part], _compared(arms, [part], answers, seed=seed), answers, arms[0])
             for part in parts
             if members
         )
     if comparison is None:
         raise ConfigError("expected at least one task, got none")
-    records = [record for log in logs.values() for record in log.records.values()]
+    records = [record for by_document in answers.values() for record in by_document.values()]
     seconds = sum(record.seconds for record in records)
     tokens = sum(sample.length or 0 for record in records for sample in record.samples)
     rate = tokens / seconds if seconds > 0 and tokens else None
@@ -77,20 +75,20 @@ def tally(
     )
 
 
-def _compared(arms: Sequence[str], parts: Sequence[EvalTask], logs: Logs, *, seed: int) -> Comparison:
-    answers = [_arm_answers(arm, parts, logs) for arm in arms]
-    return compare(answers[0], answers[1:], seed=seed)
+def _compared(arms: Sequence[str], parts: Sequence[TaskOutline], answers: Records, *, seed: int) -> Comparison:
+    reference, *others = [_arm_answers(arm, parts, answers) for arm in arms]
+    return compare(reference, others, seed=seed)
 
 
 def _one_report(
     name: str,
     members: tuple[str, ...],
-    parts: Sequence[EvalTask],
+    parts: Sequence[TaskOutline],
     comparison: Comparison,
-    logs: Logs,
+    answers: Records,
     reference: str,
 ) -> TaskReport:
-    metrics = sorted({_samples_of(logs, part, reference)[0][0].metric for part in parts})
+    metrics = sorted({_samples_of(answers, part, reference)[0][0].metric for part in parts})
     samples = {part.samples for part in parts}
     return task_report(
         comparison,
@@ -104,13 +102,13 @@ def _one_report(
     )
 
 
-def _samples_of(logs: Logs, task: EvalTask, arm: str) -> list[tuple[SampleRecord, ...]]:
-    records = logs[task.name, arm].records
-    return [records[document.doc_id].samples for document in task.documents]
+def _samples_of(answers: Records, task: TaskOutline, arm: str) -> list[tuple[SampleRecord, ...]]:
+    records = answers[task.name, arm]
+    return [records[doc_id].samples for doc_id, _ in task.documents]
 
 
-def _arm_answers(arm: str, parts: Sequence[EvalTask], logs: Logs) -> ArmAnswers:
-    documents = [samples for part in parts for samples in _samples_of(logs, part, arm)]
+def _arm_answers(arm: str, parts: Sequence[TaskOutline], answers: Records) -> ArmAnswers:
+    documents = [samples for part in parts for samples in _samples_of(answers, part, arm)]
 
     def column(name: str, kind: type[Any]) -> list[Any] | None:
         values = [[getattr(sample, name) for sample in samples] for samples in documents]

@@ -134,7 +134,7 @@ def test_ids_beyond_the_vocabulary_are_a_failure_in_words(inputs: tuple[Path, Pa
 
 
 @pytest.mark.slow
-def test_a_task_is_a_unit_and_keeps_its_answers(tmp_path: Path) -> None:
+def test_a_shard_of_a_task_is_a_unit_and_keeps_its_answers(tmp_path: Path) -> None:
     plan = parse_plan(
         json.dumps(
             {

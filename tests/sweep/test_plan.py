@@ -47,6 +47,17 @@ def test_a_plan_is_the_product_of_its_axes() -> None:
     assert len({cell.label for cell in cells}) == len(cells)
 
 
+def test_options_of_tasks_are_those_that_are_written() -> None:
+    (cell,) = expand(
+        parse_plan(
+            "{name: x, models: [a], grids: [{kind: tasks, tasks: t, arms: 'shared:fp8', "
+            "options: {samples: 2, chat_template: off, gen_kwargs: {top_p: 0.5}}}]}"
+        )
+    )
+    assert isinstance(cell, TaskCell)
+    assert cell.options == {"samples": 2, "chat_template": "off", "gen_kwargs": {"top_p": 0.5}}
+
+
 def test_a_cell_that_two_grids_name_is_measured_once() -> None:
     text = GOOD + "  - kind: tasks\n    models: org/b\n    tasks: smoke\n    precision: fp8\n    limit: 10\n"
     assert len(expand(parse_plan(text))) == len(expand(parse_plan(GOOD)))
@@ -60,6 +71,22 @@ BAD = {
     "text for a number": ("docs: 3", "docs: three", r"grids\[0\].docs: .*got 'three'"),
     "truth for a number": ("docs: 3", "docs: true", r"grids\[0\].docs: .*got True"),
     "no documents": ("docs: 3", "docs: 0", r"grids\[0\].docs: .*greater than or equal to 1, got 0"),
+    "no documents in a shard": ("limit: 10", "shard: 0", r"grids\[1\].shard: .*greater than or equal to 1, got 0"),
+    "text for a shard": ("limit: 10", "shard: '8'", r"grids\[1\].shard: .*got '8'"),
+    "shards": ("limit: 10", "shards: 8", r"unknown key grids\[1\].shards; did you mean shard\?"),
+    "shard of texts": ("docs: 3", "shard: 8", r"unknown key grids\[0\].shard"),
+    "option": (
+        "limit: 10",
+        "options: {sample: 4}",
+        r"options.sample; did you mean samples\?; known are samples, ",
+    ),
+    "options of texts": ("docs: 3", "options: {}", r"unknown key grids\[0\].options; .*known are models, windows"),
+    "text for samples": ("limit: 10", "options: {samples: four}", r"grids\[1\].options.samples: .*got 'four'"),
+    "context": (
+        "limit: 10",
+        "options: {context: all}",
+        r"options.context: .*'prompt' or 'decoded', got 'all'",
+    ),
     "length": ("1K, 8192", "1Q", r"grids\[0\].lengths\[0\]: expected lengths such as"),
     "no length": ("[1K, 8192]", "[]", r"grids\[0\].lengths"),
     "window": ("[8, 16]", "[8, 129]", r"grids\[0\].windows\[1\]: .*128, got 129"),

@@ -57,7 +57,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *arms: FakeArm, weights: str = "w") -> 
         )
 
     monkeypatch.setattr(measure, "load_subject", lambda *_, **__: NoModel())
-    monkeypatch.setattr(measure, "_tokenizer_source", lambda _: None)
+    monkeypatch.setattr(measure, "_tokenizer_source", lambda *_: None)
     monkeypatch.setattr(measure, "_local", local)
 
 

@@ -49,7 +49,7 @@ def test_mmlu_pro_from_a_snapshot(tmp_path: Path) -> None:
     assert scored(task, 0, "I think <b>. The answer is (B).") == (1.0, False)
     assert scored(task, 0, "The answer is (C).") == (0.0, False)
     assert scored(task, 0, "I do not know") == (0.0, True)
-    assert task.dataset["files"] == str(tmp_path)
+    assert task.source["files"] == str(tmp_path)
 
 
 def test_gpqa_from_its_csv(tmp_path: Path) -> None:
