@@ -7,11 +7,12 @@ from pydantic import Field
 
 from replayeval.errors import ConfigError
 from replayeval.report.cells import PolicyText, Source, data_label, is_control, lengths_of, provenance_line
+from replayeval.report.gate_bounds import agreement_interval, drop_interval, mirrored, sampled_drop, unseen_flips
 from replayeval.report.schema import ArmReport, Count, Interval, KLAtLength, KLReport, Positive, Record, Report
 from replayeval.report.tasks_schema import TaskArm, TaskReport, TasksReport
 from replayeval.report.text import printable, tokens_label
 from replayeval.stats.bootstrap import FEW_DOCUMENTS
-from replayeval.stats.gate import Decision, Outcome, binomial_interval, decide, widened
+from replayeval.stats.gate import NO_NUMBER, Decision, Outcome, binomial_outlook, decide
 
 GATE_SCHEMA = "replayeval.gate/1"
 
@@ -208,10 +209,9 @@ def _kl_checks(arm: ArmReport, at: int, source: Source, limits: Limits) -> Itera
         decision = _decide(arm, point, "mean", point.mean, point.ci95, limits.max_kl, fewest)
         yield GateCheck(metric="kl", value=point.mean, ci95=point.ci95, limit=limits.max_kl, **common, **_of(decision))
     if limits.min_top1 is not None:
-        interval = _agreement_interval(point)
+        interval = agreement_interval(point)
         flips = None if point.top1_agreement is None else 1 - point.top1_agreement
-        mirrored = None if interval is None else (1 - interval[1], 1 - interval[0])
-        decision = _decide(arm, point, "top1_agreement", flips, mirrored, 1 - limits.min_top1, fewest)
+        decision = _agreement_decision(arm, point, flips, interval, 1 - limits.min_top1, fewest)
         yield GateCheck(
             metric="top1",
             value=point.top1_agreement,
@@ -236,31 +236,43 @@ def _decide(
     interval: Interval | None,
     limit: float,
     fewest: int,
+    **bounds: Any,
 ) -> Decision:
     if arm.diverged_at is not None and arm.diverged_at <= point.n:
         reason = f"the arm diverged at generation length {arm.diverged_at}"
         return Decision(outcome=Outcome.FAIL, reason=reason)
     if value is None:
         return Decision(outcome=Outcome.UNDECIDED, reason=point.notes.get(name, "the record has no such number"))
-    return decide(value, interval, limit, documents=point.documents, fewest_to_pass=fewest)
+    return decide(value, interval, limit, documents=point.documents, fewest_to_pass=fewest, **bounds)
 
 
-def _agreement_interval(point: KLAtLength) -> Interval | None:
-    if point.top1_agreement is None or point.top1_agreement_ci95 is None or not point.tokens:
-        return None
-    # Where hardly any token flips, resampling sees no spread: documents without a flip would prove agreement.
-    independent = binomial_interval(point.top1_agreement * point.tokens, point.tokens)
-    return widened(point.top1_agreement_ci95, independent)
+def _agreement_decision(
+    arm: ArmReport, point: KLAtLength, flips: float | None, interval: Interval | None, limit: float, fewest: int
+) -> Decision:
+    def bound(documents: int) -> tuple[float, float]:
+        return binomial_outlook(flips or 0.0, round(point.tokens / point.documents * documents))
+
+    sampled = None if interval is None else mirrored(point.top1_agreement_ci95)
+    decision = _decide(
+        arm, point, "top1_agreement", flips, mirrored(interval), limit, fewest, sampled=sampled, bound=bound
+    )
+    if limit > 0 or flips is None or interval is None or decision.outcome is not Outcome.UNDECIDED:
+        return decision
+    if round(flips * point.tokens):
+        return Decision(outcome=Outcome.FAIL, reason="a token flipped, so that the limit can never be met")
+    return Decision(outcome=Outcome.UNDECIDED, reason=NO_NUMBER)
 
 
 def _drop_check(arm: TaskArm, task: TaskReport, where: str, limit: float, fewest: int) -> GateCheck:
     drop = None if arm.delta_pp is None else -arm.delta_pp
-    interval = _drop_interval(arm, task.n)
+    interval = drop_interval(arm, task.n)
     if drop is None:
         reason = arm.notes.get("delta_pp", "the record has no such number")
         decision = Decision(outcome=Outcome.UNDECIDED, reason=reason)
     else:
-        decision = decide(drop, interval, limit, documents=task.n, fewest_to_pass=fewest)
+        sampled = None if interval is None else sampled_drop(arm, drop)
+        bound = unseen_flips(arm, drop)
+        decision = decide(drop, interval, limit, documents=task.n, fewest_to_pass=fewest, sampled=sampled, bound=bound)
     return GateCheck(
         metric="accuracy_drop",
         where=printable(task.task),
@@ -271,20 +283,6 @@ def _drop_check(arm: TaskArm, task: TaskReport, where: str, limit: float, fewest
         documents=task.n,
         **_of(decision),
     )
-
-
-def _drop_interval(arm: TaskArm, documents: int) -> Interval | None:
-    if arm.delta_pp is None or not documents or (arm.ci95 is None and arm.discordant):
-        return None
-    drop = -arm.delta_pp
-    low, high = (drop, drop) if arm.ci95 is None else (-arm.ci95[1], -arm.ci95[0])
-    # Resampling sees no flips but those that happened: none in n documents still allows a share of 1 - 0.025^(1/n).
-    unseen = 100 * binomial_interval(0, documents)[1]
-    if not arm.flips_to_wrong:
-        high = max(high, drop + unseen)
-    if not arm.flips_to_right:
-        low = min(low, drop - unseen)
-    return low, high
 
 
 def _not_measured(limits: Limits, judged: set[str]) -> Iterator[GateCheck]:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from replayeval.report.gate import ArmVerdict, GateCheck, GateReport
 from replayeval.report.text import percent, printable, with_interval
-from replayeval.stats.gate import Outcome
+from replayeval.stats.gate import NO_NUMBER, Outcome
 
 METRICS = {"kl": "KL", "top1": "top-1", "nll_delta": "dNLL", "accuracy_drop": "accuracy drop"}
 _COLOURS = {Outcome.PASS: "brightgreen", Outcome.FAIL: "red", Outcome.UNDECIDED: "yellow"}
@@ -74,7 +74,7 @@ def limit_text(check: GateCheck) -> str:
 def advice(check: GateCheck) -> str:
     """Return why a check came out as it did, and what would decide it."""
     reason = printable(check.reason)
-    if check.outcome is not Outcome.UNDECIDED or not check.documents:
+    if check.outcome is not Outcome.UNDECIDED or not check.documents or check.reason == NO_NUMBER:
         return reason
     if check.more_documents is None:
         return f"{reason}; how many more documents would decide cannot be told"

@@ -1,6 +1,7 @@
 """Decide on an interval, not on a mean, whether a quantity keeps to a limit; and how many more documents would tell."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,8 @@ simulated samples (aim: 2.5%), its high end below the truth in 10% to 24%. So a 
 are needed to pass it.
 """
 MOST_DOCUMENTS = 1_000_000
+NO_NUMBER = "no number of documents can prove that nothing ever flips"
+"""Why a limit of no flips at all stays undecided while none was seen."""
 _POWER = 0.8
 
 
@@ -50,6 +53,8 @@ def decide(
     *,
     documents: int,
     fewest_to_pass: int = FEW_DOCUMENTS,
+    sampled: tuple[float, float] | None = None,
+    bound: Callable[[int], tuple[float, float]] | None = None,
 ) -> Decision:
     """Decide whether a quantity is at most `limit`.
 
@@ -60,6 +65,8 @@ def decide(
         documents: Documents that the interval rests on.
         fewest_to_pass: Documents below which nothing passes, since intervals from few skewed documents are too short
             on the high side.
+        sampled: The interval from resampling, where `interval` was widened to a binomial bound.
+        bound: That bound by number of documents; see `documents_to_decide`.
 
     Returns:
         The decision. An arm that truly lies on the limit passes with a chance of about 2.5%, and fails with as much.
@@ -76,7 +83,7 @@ def decide(
         return _too_few(documents, fewest_to_fail)
     if high <= limit:
         return _too_few(documents, fewest_to_pass)
-    needed = documents_to_decide(value, interval, limit, documents=documents)
+    needed = documents_to_decide(value, sampled or interval, limit, documents=documents, bound=bound)
     floor = fewest_to_pass if value <= limit else fewest_to_fail
     return Decision(
         outcome=Outcome.UNDECIDED,
@@ -86,19 +93,28 @@ def decide(
 
 
 def documents_to_decide(
-    value: float, interval: tuple[float, float], limit: float, *, documents: int, power: float = _POWER
+    value: float,
+    interval: tuple[float, float],
+    limit: float,
+    *,
+    documents: int,
+    power: float = _POWER,
+    bound: Callable[[int], tuple[float, float]] | None = None,
 ) -> int | None:
     """Return how many documents in all an interval needs to leave out the limit.
 
     The half-width towards the limit shrinks as Student's t does for a mean: with `1/√n`, with the quantile for `n - 1`
-    degrees of freedom and with the factor `√(n / (n - 1))` of the bootstrap's small-sample correction.
+    degrees of freedom and with the factor `√(n / (n - 1))` of the bootstrap's small-sample correction. A binomial bound
+    shrinks otherwise, with `1/n` where nothing was seen to flip, and is looked up at n itself.
 
     Args:
         value: The estimate so far.
-        interval: Its two-sided 95% interval.
+        interval: Its two-sided 95% interval from resampling.
         limit: What it is held against.
         documents: Documents so far.
         power: Chance of a decision with the number returned, if value and spread stay as they are.
+        bound: A further interval, by number of documents, that has to leave out the limit too: one that a sample of so
+            many keeps to with the chance `power`, such as `binomial_outlook`.
 
     Returns:
         The number, at least `documents + 1`, or None: with one document the spread between documents is unknown, with
@@ -106,17 +122,26 @@ def documents_to_decide(
     """
     gap = abs(limit - value)
     half = interval[1] - value if value <= limit else value - interval[0]
-    if documents < 2 or gap == 0 or half <= 0:
+    if documents < 2 or gap == 0 or (half <= 0 and bound is None):
         return None
-    deviation = half / _quantile(documents) * math.sqrt(documents)
+    deviation = max(half, 0.0) / _quantile(documents) * math.sqrt(documents)
     spare = float(special.ndtri(power))
-    if not _decides(MOST_DOCUMENTS, gap, deviation, spare):
+
+    def enough(number: int) -> bool:
+        if deviation / math.sqrt(number) * (_quantile(number) + spare) > gap:
+            return False
+        if bound is None:
+            return True
+        low, high = bound(number)
+        return high <= limit if value <= limit else low > limit
+
+    if not enough(MOST_DOCUMENTS):
         return None
-    below, enough = documents, MOST_DOCUMENTS
-    while enough - below > 1:
-        middle = (below + enough) // 2
-        below, enough = (below, middle) if _decides(middle, gap, deviation, spare) else (middle, enough)
-    return enough
+    too_few, found = documents, MOST_DOCUMENTS
+    while found - too_few > 1:
+        middle = (too_few + found) // 2
+        too_few, found = (too_few, middle) if enough(middle) else (middle, found)
+    return found
 
 
 def binomial_interval(events: float, trials: int, *, level: float = LEVEL) -> tuple[float, float]:
@@ -139,6 +164,24 @@ def binomial_interval(events: float, trials: int, *, level: float = LEVEL) -> tu
     return low, high
 
 
+def binomial_outlook(share: float, trials: int, *, power: float = _POWER) -> tuple[float, float]:
+    """Return bounds that the ends of the Clopper-Pearson interval of a coming sample keep to, each with a chance.
+
+    Args:
+        share: Probability of an event.
+        trials: Size of the sample.
+        power: The chance that its interval ends no higher than the high bound, and that it begins no lower than
+            the low one.
+
+    Raises:
+        ValueError: No trials.
+    """
+    return (
+        binomial_interval(_events(share, trials, 1 - power), trials)[0],
+        binomial_interval(_events(share, trials, power), trials)[1],
+    )
+
+
 def widened(interval: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
     """Return the shortest interval that contains both."""
     return min(interval[0], other[0]), max(interval[1], other[1])
@@ -157,5 +200,8 @@ def _quantile(documents: int) -> float:
     return -float(special.stdtrit(documents - 1, tail)) * math.sqrt(documents / (documents - 1))
 
 
-def _decides(documents: int, gap: float, deviation: float, spare: float) -> bool:
-    return deviation / math.sqrt(documents) * (_quantile(documents) + spare) <= gap
+def _events(share: float, trials: int, chance: float) -> int:
+    """Quantile of the number of events."""
+    if share <= 0 or share >= 1:
+        return 0 if share <= 0 else trials
+    return min(trials, math.ceil(float(special.bdtrik(chance, trials, share))))

@@ -109,6 +109,57 @@ def test_agreement_of_every_token_proves_no_more_than_the_number_of_tokens_can()
     assert outcome(736) is Outcome.PASS
 
 
+def agreeing(share: float, *, documents: int, tokens: int, interval: tuple[float, float] | None = None) -> Source:
+    """A record of one arm that ranks a share of all tokens as the reference does."""
+    one = arm(GOOD, {16: 1e-4})
+    point = one.by_length[0].model_copy(
+        update={
+            "documents": documents,
+            "tokens": tokens,
+            "top1_agreement": share,
+            "top1_agreement_ci95": interval or (share, share),
+        }
+    )
+    return Source(report=report(one.model_copy(update={"by_length": (point,)})), where="x")
+
+
+def test_documents_still_needed_without_a_flip_follow_the_binomial_bound() -> None:
+    (check,) = gate([agreeing(1.0, documents=10, tokens=160)], Limits(min_top1=0.995)).arms[0].checks
+    # Agreement at all of 736 tokens shows 99.5%, and a document has 16.
+    assert (check.outcome, check.more_documents) == (Outcome.UNDECIDED, 46 - 10)
+    assert outcomes(gate([agreeing(1.0, documents=46, tokens=736)], Limits(min_top1=0.995)))[GOOD] is Outcome.PASS
+    # Where documents differ, resampling rules and needs more than the binomial bound.
+    (spread,) = (
+        gate([agreeing(0.999, documents=10, tokens=160_000, interval=(0.99, 1.0))], Limits(min_top1=0.995))
+        .arms[0]
+        .checks
+    )
+    assert (spread.more_documents or 0) > 30
+    unseen = task_arm(GOOD, 0.0, n=100).model_copy(
+        update={"ci95": None, "flips_to_wrong": 0, "flips_to_right": 0, "discordant": 0}
+    )
+    record = Source(report=tasks_report(task("recall", unseen, n=100)), where="t")
+    # 1 - 0.025 ** (1 / n) is at most 0.5% from 736 answers on.
+    assert gate([record], Limits(max_drop=0.5)).arms[0].checks[0].more_documents == 736 - 100
+
+
+@pytest.mark.parametrize(
+    ("share", "interval", "outcome", "said"),
+    [
+        (159 / 160, (0.98, 1.0), Outcome.FAIL, "a token flipped, so that the limit can never be met"),
+        (1.0, (1.0, 1.0), Outcome.UNDECIDED, "no number of documents can prove that nothing ever flips"),
+    ],
+)
+def test_full_agreement_is_never_a_matter_of_more_documents(
+    share: float, interval: tuple[float, float], outcome: Outcome, said: str
+) -> None:
+    verdict = gate([agreeing(share, documents=2, tokens=160, interval=interval)], Limits(min_top1=1.0))
+    assert outcomes(verdict)[GOOD] is outcome
+    text = "\n".join(gate_lines(verdict))
+    assert said in text
+    assert "more document" not in text
+
+
 def test_divergence_fails_whatever_the_documents() -> None:
     broken = measured(arm(BAD, {512: 1e-4, 1024: None}, diverged_at=700, kl=arm(BAD, {512: 1e-4}).kl), documents=1)
     verdict = gate([Source(report=broken, where="x")], LIMITS)

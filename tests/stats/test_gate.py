@@ -11,6 +11,7 @@ from replayeval.stats.gate import (
     FEWEST_TO_FAIL,
     Outcome,
     binomial_interval,
+    binomial_outlook,
     decide,
     documents_to_decide,
     widened,
@@ -129,6 +130,36 @@ def test_no_proportion_of_nothing() -> None:
         binomial_interval(0, 0)
     with pytest.raises(ValueError, match="0 to 5 events"):
         binomial_interval(6, 5)
+
+
+def test_without_a_flip_the_bound_shrinks_with_the_documents_and_not_with_their_root() -> None:
+    # 10 documents of 16 tokens without a flip, at most 0.5%: at 736 tokens the bound is there, so at 46 documents.
+    seen = binomial_interval(0, 160)
+    decision = decide(0.0, seen, 0.005, documents=10, sampled=(0.0, 0.0), bound=lambda n: binomial_outlook(0.0, 16 * n))
+    assert decision.more_documents == 36
+    # As if the width were that of a mean.
+    assert (decide(0.0, seen, 0.005, documents=10).more_documents or 0) > 3 * 36
+
+
+@pytest.mark.parametrize(("share", "limit"), [(2e-3, 5e-3), (1e-2, 5e-3), (4e-4, 1e-3)])
+def test_the_outlook_decides_as_often_as_it_says(share: float, limit: float) -> None:
+    needed = documents_to_decide(
+        share, (share, share), limit, documents=4, bound=lambda n: binomial_outlook(share, 64 * n)
+    )
+    assert needed is not None
+
+    def decided(documents: int) -> float:
+        """Exactly, summed over SciPy's distribution of the number of flips."""
+        tokens = 64 * documents
+        total = 0.0
+        for events in range(int(scipy_stats.binom.ppf(1 - 1e-9, tokens, share)) + 1):
+            found = scipy_stats.binomtest(events, tokens).proportion_ci(0.95, method="exact")
+            if found.high <= limit if share <= limit else found.low > limit:
+                total += float(scipy_stats.binom.pmf(events, tokens, share))
+        return total
+
+    assert decided(needed) >= 0.8
+    assert decided(int(0.8 * needed)) < 0.8
 
 
 def test_widened_holds_both() -> None:
