@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, cast
@@ -123,7 +124,7 @@ class KLGrid(Arms):
 
     kind: Literal["kl"]
     """What is measured."""
-    data: Texts | None = None
+    data: Annotated[Texts, Field(min_length=1)] | None = None
     """Axis: sources of text; `builtin` for a built-in model and `pg19` for another where left out."""
     lengths: Lengths | None = None
     """Generation lengths to report, in tokens; K is 1024."""
@@ -161,7 +162,7 @@ class TaskGrid(Arms):
 
     kind: Literal["tasks"]
     """What is measured."""
-    tasks: Texts
+    tasks: Annotated[Texts, Field(min_length=1)]
     """Axis: tasks of lm-eval or of this project."""
     limit: Count | None = None
     """Documents of each task; all where left out."""
@@ -296,12 +297,14 @@ class _StrictLoader(yaml.SafeLoader):
         pairs = cast(Sequence[tuple[yaml.Node, yaml.Node]], node.value)
         seen: set[Any] = set()
         for key_node, _ in pairs:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = cast(object, cast(Any, self).construct_object(key_node, deep=True))
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"expected a text as key, got {key!r}", node.start_mark
                 )
-            if key in seen and key != "<<":
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice", key_node.start_mark
                 )
@@ -316,7 +319,8 @@ def _problem(entry: Mapping[str, Any]) -> str:
     """One offence in words: where, what was expected, what came."""
     location = [part for part in entry["loc"] if part not in _PARTS or entry["loc"].index(part) != 2]
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
-    given = printable(repr(entry.get("input")))
+    # Not repr: aliases of aliases can spell out billions of values.
+    given = printable(reprlib.repr(entry.get("input")))
     given = given if len(given) <= 80 else given[:77] + "..."
     match entry["type"]:
         case "extra_forbidden":

@@ -14,6 +14,7 @@ from lm_eval.api.instance import Instance
 
 from replayeval.errors import ConfigError
 from replayeval.tasks.catalog import hushed, load, short_name
+from replayeval.tasks.lm_requests import check_kinds
 from replayeval.tasks.shards import Outline, ShardDocument, TaskOutline
 
 FEWSHOT_SEED = 1234
@@ -248,6 +249,7 @@ def _prepared(
 
 def _check_sampling(name: str, settings: Mapping[str, Any], samples: int) -> None:
     """Refuse settings that lm-eval would quietly override, and samples that would be copies."""
+    check_kinds(settings)
     if settings.get("do_sample"):
         return
     if float(settings.get("temperature") or 0) > 0:

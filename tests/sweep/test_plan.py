@@ -88,6 +88,8 @@ BAD = {
         r"options.context: .*'prompt' or 'decoded', got 'all'",
     ),
     "length": ("1K, 8192", "1Q", r"grids\[0\].lengths\[0\]: expected lengths such as"),
+    "no tasks": ("[smoke, ruler_128k]", "[]", r"grids\[1\].tasks: .*at least 1"),
+    "no texts": ("[books, papers]", "[]", r"grids\[0\].data: .*at least 1"),
     "no length": ("[1K, 8192]", "[]", r"grids\[0\].lengths"),
     "window": ("[8, 16]", "[8, 129]", r"grids\[0\].windows\[1\]: .*128, got 129"),
     "no arm": ("    precision: fp8\n", "", r"grids\[1\]: expected `arms` or `precision`, got neither"),
@@ -109,6 +111,21 @@ def test_a_bad_plan_is_refused_in_words(case: str) -> None:
     assert old in GOOD
     with pytest.raises(ConfigError, match=message):
         parse_plan(GOOD.replace(old, new, 1))
+
+
+def test_aliases_of_aliases_are_not_spelled_out() -> None:
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    for new, old in zip("bcdefghi", "abcdefgh", strict=True):
+        bomb += f"{new}: &{new} [" + ", ".join([f"*{old}"] * 9) + "]\n"
+    # Nine to the ninth values: repr would take hours and all memory.
+    with pytest.raises(ConfigError, match="unknown key"):
+        parse_plan(bomb + GOOD)
+
+
+def test_merge_keys_are_understood() -> None:
+    text = GOOD.replace("    docs: 3\n", "    <<: {docs: 3}\n")
+    assert text != GOOD
+    assert parse_plan(text) == parse_plan(GOOD)
 
 
 def test_all_offences_are_named_at_once() -> None:
