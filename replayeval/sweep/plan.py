@@ -317,7 +317,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {"kl": KLGrid, "tasks": TaskGrid}
 
 def _problem(entry: Mapping[str, Any]) -> str:
     """One offence in words: where, what was expected, what came."""
-    location = [part for part in entry["loc"] if part not in _PARTS or entry["loc"].index(part) != 2]
+    location = [part for place, part in enumerate(entry["loc"]) if part not in _PARTS or place != 2]
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     # Not repr: aliases of aliases can spell out billions of values.
     given = printable(reprlib.repr(entry.get("input")))
