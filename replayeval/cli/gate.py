@@ -1,6 +1,7 @@
 """`replayeval gate`: does a policy keep to limits, decided on intervals?"""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -65,6 +66,7 @@ def run(
     junit = None if junit is None else values.output_file(junit, option="--junit")
     badge = None if badge is None else values.output_file(badge, option="--badge")
     json_target = values.json_target(json)
+    _check_outputs({"--junit": junit, "--badge": badge, "--json": json_target}, runs)
 
     from replayeval.report.gate import gate
 
@@ -130,6 +132,35 @@ def number(
         wanted = f"a number {' and '.join(bounds)}".rstrip()
         raise ConfigError(f"{option}: expected {wanted}, got {values.shown(text)}.")
     return value
+
+
+def _check_outputs(outputs: Mapping[str, Path | str | None], runs: Sequence[Path]) -> None:
+    """Refuse to overwrite what is judged, and one output by another."""
+    seen: dict[Path, str] = {}
+    inputs = [run.resolve() for run in runs]
+    for option, path in outputs.items():
+        if not isinstance(path, Path):
+            continue
+        place = path.resolve()
+        for run in inputs:
+            # A run directory is damaged by a replaced file, and only by that.
+            if place == run or _same(place, run) or (run in place.parents and place.exists()):
+                raise ConfigError(
+                    f"{option}: {values.shown(path)} is {'part of ' if run.is_dir() else ''}what is judged, and would "
+                    "be overwritten. Choose another file."
+                )
+        other = next((name for there, name in seen.items() if there == place or _same(there, place)), None)
+        if other is not None:
+            raise ConfigError(f"{other} and {option}: expected two files, got {values.shown(path)} for both.")
+        seen[place] = option
+
+
+def _same(first: Path, second: Path) -> bool:
+    """Whether two paths are one file, hard links included."""
+    try:
+        return first.samefile(second)
+    except OSError:
+        return False
 
 
 def _write(verdict: "GateReport", *, junit: Path | None, badge: Path | None, json_target: Path | str | None) -> None:

@@ -73,6 +73,32 @@ def test_bad_options(words: list[str], said: str, record: Path, capsys: Captured
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--junit", "run.json"], "--junit: 'run.json' is what is judged, and would be overwritten"),
+        (["--badge", "./x/../run.json"], "--badge: 'x/../run.json' is what is judged"),
+        (["--json", "link.json"], "--json: 'link.json' is what is judged"),
+        (["--json", "hard.json"], "--json: 'hard.json' is what is judged"),
+        (["--junit", "run/manifest.json"], "--junit: 'run/manifest.json' is part of what is judged"),
+        (["--junit", "a.xml", "--json", "./a.xml"], "--junit and --json: expected two files, got 'a.xml' for both"),
+        (["--junit", "a", "--badge", "x/../a"], "--junit and --badge: expected two files"),
+    ],
+)
+def test_no_output_replaces_an_input_or_another_output(
+    words: list[str], said: str, record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    Path("link.json").symlink_to(record)
+    Path("hard.json").hardlink_to(record)
+    work("run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(["gate", "run.json", "run", "--max-kl", "1", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_bad_runs(record: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.json").write_text("no json")
