@@ -112,13 +112,22 @@ class GateReport(Report):
         return {outcome: sum(arm.outcome is outcome for arm in self.arms) for outcome in Outcome}
 
     def cheapest(self) -> dict[str, ArmVerdict | None]:
-        """Return for each model the arm of fewest bits that passes, the control arm apart, or None."""
+        """Return for each model the arm of fewest bits that passes, the control arm apart, or None.
+
+        None for every model where a check of the apparatus failed, since no number means anything then.
+        """
         found: dict[str, ArmVerdict | None] = {}
         for arm in self.arms:
-            passes = arm.outcome is Outcome.PASS and arm.bits_per_element is not None and not is_control(arm.policy)
-            if found.get(arm.model) is None:
-                found[arm.model] = arm if passes else None
+            if arm.model not in found:
+                known = (a for a in self.passing(arm.model) if a.bits_per_element is not None)
+                found[arm.model] = next(known, None)
         return found
+
+    def passing(self, model: str) -> list[ArmVerdict]:
+        """Return the arms of a model that pass, the control arm apart; none where a check of the apparatus failed."""
+        if self.failed_self_checks:
+            return []
+        return [a for a in self.arms if a.model == model and a.outcome is Outcome.PASS and not is_control(a.policy)]
 
 
 def gate(sources: Sequence[Source], limits: Limits, *, policies: Sequence[str] = ()) -> GateReport:

@@ -24,7 +24,14 @@ def gate_lines(report: GateReport) -> Iterator[str]:
     for check in report.failed_self_checks:
         yield f"FAILED SELF-CHECK  {printable(check.source)}: {printable(check.name)}; its numbers mean nothing"
     for name, arm in report.cheapest().items():
-        found = "none" if arm is None else f"{printable(arm.policy)}{bits_text(arm)}"
+        unknown = [passing for passing in report.passing(name) if passing.bits_per_element is None]
+        if report.failed_self_checks:
+            found = "cannot be told, since a self-check failed"
+        elif arm is not None:
+            among = ", of those whose stored bits are known" if unknown else ""
+            found = f"{printable(arm.policy)}{bits_text(arm)}{among}"
+        else:
+            found = "cannot be told, since the records hold no stored bits" if unknown else "none"
         yield f"Cheapest policy that passes on {printable(name)}: {found}"
     yield summary(report)
 

@@ -86,6 +86,8 @@ def verdict_tables(verdict: GateReport, *, most_rows: int) -> list[VerdictTable]
         room -= len(shown)
         names = _names(arms)
         answer, kind = _answer(arms, names)
+        if verdict.failed_self_checks:
+            answer, kind = "A self-check failed, so that no policy can be called the cheapest.", "fail"
         missing = len(arms) - len(shown)
         tables.append(
             VerdictTable(

@@ -11,6 +11,7 @@ from replayeval.report.cells import Source
 from replayeval.report.gate import GateReport, Limits, gate
 from replayeval.report.gate_output import gate_badge, gate_junit, gate_lines, summary
 from replayeval.report.schema import ArmReport, Check, KLReport
+from replayeval.report.verdict import verdict_tables
 from replayeval.stats.gate import Outcome
 from tests.report.samples import arm, report
 from tests.report.task_samples import task, task_arm, tasks_report, two_tasks
@@ -174,7 +175,25 @@ def test_a_failed_self_check_fails_the_gate() -> None:
     verdict = gate([Source(report=broken, where="x.json")], LIMITS)
     assert outcomes(verdict) == {GOOD: Outcome.PASS}
     assert not verdict.passed
-    assert any("FAILED SELF-CHECK  x.json: control arm" in line for line in gate_lines(verdict))
+    text = "\n".join(gate_lines(verdict))
+    assert "FAILED SELF-CHECK  x.json: control arm" in text
+    # Its numbers mean nothing, so that none of them makes a policy the cheapest.
+    assert verdict.cheapest() == {"builtin:gdn": None}
+    assert "Cheapest policy that passes on builtin:gdn: cannot be told, since a self-check failed" in text
+    assert verdict_tables(verdict, most_rows=9)[0].answer.startswith("A self-check failed")
+
+
+def test_without_stored_bits_the_cheapest_cannot_be_told() -> None:
+    tasks = Source(report=two_tasks(), where="t")
+    text = "\n".join(gate_lines(gate([tasks], Limits(max_drop=1.5))))
+    assert "PASS       shared:fp8+sr@L=16\n" in text
+    assert "Cheapest policy that passes on builtin:gdn: cannot be told, since the records hold no stored bits" in text
+    strict = "\n".join(gate_lines(gate([tasks], Limits(max_drop=0.1))))
+    assert "Cheapest policy that passes on builtin:gdn: none" in strict
+    known = Source(report=measured(arm("shared:fp16@L=16", {1024: 1e-4}, bits_per_element=16.0)), where="a")
+    unknown = Source(report=measured(arm(GOOD, {1024: 1e-4}, bits_per_element=None)), where="b")
+    mixed = "\n".join(gate_lines(gate([known, unknown], LIMITS)))
+    assert "shared:fp16@L=16 (16 bits), of those whose stored bits are known" in mixed
 
 
 def test_a_policy_has_to_pass_in_every_record_and_every_task() -> None:
