@@ -133,8 +133,8 @@ def _series(cell: NightCell) -> Iterator[Series]:
 
 
 def _values(cell: NightCell, series: Series) -> Mapping[str, float | None]:
-    numbers = cell.values.get(series.policy, {}).get(name_of(series.metric, series.where), ())
-    return dict(zip(cell.documents, numbers, strict=False))
+    numbers = cell.values.get(series.policy, {}).get(name_of(series.metric, series.where))
+    return {} if numbers is None else dict(zip(cell.documents, numbers, strict=True))
 
 
 def _past(series: Series, history: Sequence[NightRecord]) -> _Past:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from replayeval.errors import ConfigError, StoreError
 from replayeval.report.schema import Count, Interval, Record, Report
@@ -123,6 +123,17 @@ class NightCell(Record):
     exact: dict[str, str] = Field(default_factory=dict)
     """By policy: digest of numbers that two nights share only when they agree bit by bit."""
 
+    @model_validator(mode="after")
+    def _one_number_per_document(self) -> Self:
+        for policy, numbers in self.values.items():
+            for name, values in numbers.items():
+                if len(values) != len(self.documents):
+                    raise ValueError(
+                        f"expected one number for each of {len(self.documents)} documents, got {len(values)} for "
+                        f"{printable(name)} of {printable(policy)}"
+                    )
+        return self
+
 
 class NightRecord(Report):
     """One finished night."""
@@ -191,6 +202,8 @@ class History:
             try:
                 text = self._folder.read(where).decode()
                 record = NightRecord.from_json(text, where=self._folder.show(where))
+                if record.night != name:
+                    raise ConfigError(f"{self._folder.show(where)} is that of the night {printable(record.night)}.")
             except (ConfigError, FileNotFoundError, UnicodeDecodeError) as error:
                 raise StoreError(
                     f"a night of the history is damaged: {error} Move {self.night(name)} elsewhere to go on without it."

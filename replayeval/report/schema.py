@@ -4,10 +4,12 @@ A value that is undefined is null, and the `notes` beside it say why, under the 
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -15,6 +17,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 
 from replayeval.errors import ConfigError
@@ -22,7 +25,15 @@ from replayeval.report.text import printable
 
 KL_SCHEMA = "replayeval.kl/1"
 
-Interval: TypeAlias = tuple[float, float]
+
+def ordered(interval: tuple[float, float]) -> tuple[float, float]:
+    """Return an interval, or refuse one whose ends are the wrong way round."""
+    if interval[0] > interval[1]:
+        raise ValueError(f"expected the low end of an interval first, got {list(interval)}")
+    return interval
+
+
+Interval: TypeAlias = Annotated[tuple[float, float], AfterValidator(ordered)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -222,6 +233,19 @@ class ArmReport(Record):
     """95% bootstrap interval of `ratio_to_floor`, paired."""
 
 
+def refuse_repeated(policies: Iterable[str]) -> None:
+    """Refuse two arms of one policy: nothing tells them apart.
+
+    Raises:
+        ValueError: A policy is there twice.
+    """
+    seen: set[str] = set()
+    for policy in policies:
+        if policy in seen:
+            raise ValueError(f"expected each policy once, got two arms of {printable(policy)}")
+        seen.add(policy)
+
+
 class Check(Record):
     """One check that the apparatus ran on itself."""
 
@@ -275,3 +299,8 @@ class KLReport(Report):
     """What the measurement cost."""
     provenance: dict[str, JsonValue]
     """Versions, device, commit, arguments and seed that produced the numbers."""
+
+    @model_validator(mode="after")
+    def _no_policy_twice(self) -> Self:
+        refuse_repeated(arm.policy for arm in self.arms)
+        return self

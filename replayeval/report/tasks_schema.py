@@ -4,17 +4,28 @@ Accuracy of every arm on the same documents as the reference, with paired statis
 and the `notes` beside it say why, under the name of the field. Everything pooled weighs documents alike.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from replayeval.report.schema import Check, Count, Fraction, Intervals, Positive, Record, Report, Timing
+from replayeval.report.schema import (
+    Check,
+    Count,
+    Fraction,
+    Intervals,
+    Positive,
+    Record,
+    Report,
+    Timing,
+    ordered,
+    refuse_repeated,
+)
 
 TASKS_SCHEMA = "replayeval.tasks/1"
 
 Points: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
-PointsInterval: TypeAlias = tuple[Points, Points]
-FractionInterval: TypeAlias = tuple[Fraction, Fraction]
+PointsInterval: TypeAlias = Annotated[tuple[Points, Points], AfterValidator(ordered)]
+FractionInterval: TypeAlias = Annotated[tuple[Fraction, Fraction], AfterValidator(ordered)]
 Probability: TypeAlias = Fraction
 TestName: TypeAlias = Literal["mcnemar_exact", "sign_flip_exact", "sign_flip_monte_carlo"]
 
@@ -111,6 +122,11 @@ class TaskReport(Record):
     """The arms, in the order asked for."""
     caution: str | None = None
     """Why to distrust the comparison, if there is a reason."""
+
+    @model_validator(mode="after")
+    def _no_policy_twice(self) -> Self:
+        refuse_repeated(arm.policy for arm in self.arms)
+        return self
 
 
 class TasksReport(Report):

@@ -283,6 +283,21 @@ def test_a_history_that_cannot_be_used(tmp_path: Path) -> None:
         play(tmp_path / "empty", [CALM], runner=lambda *_, **__: [])
 
 
+def test_a_night_that_is_damaged_is_named(tmp_path: Path) -> None:
+    play(tmp_path, [CALM])
+    record = tmp_path / "nights" / name(0) / "night.json"
+    content = json.loads(record.read_text())
+    del content["cells"][0]["values"][FP8]["kl/64"][-1]
+    record.write_text(json.dumps(content))
+    with pytest.raises(StoreError, match=r"02-00-00Z/night\.json .*each of 8 documents, got 7 for kl/64 of shared:fp8"):
+        play(tmp_path, [CALM], first=1)
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"cells": [], "night": name(5)}))
+    with pytest.raises(StoreError, match=rf"damaged: .*{name(0)}/night\.json is that of the night {name(5)}"):
+        play(tmp_path, [CALM], first=1)
+    with pytest.raises(StoreError, match="is that of the night"):
+        accept(tmp_path)
+
+
 def test_a_report_folder_of_others_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "index.html").write_text("mine")

@@ -1,3 +1,4 @@
+import copy
 import json
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from pydantic import ValidationError
 
 from replayeval.errors import ConfigError
 from replayeval.report.schema import KLReport
+from replayeval.report.tasks_schema import TasksReport
 from tests.report.samples import arm, point, report, two_arms
+from tests.report.task_samples import two_tasks
 
 TOP_FIELDS = {"schema", "model", "reference", "window", "docs", "tokens", "arms", "checks", "timing", "provenance"}
 ARM_FIELDS = {
@@ -106,3 +109,27 @@ def test_a_record_with_one_field_replaced_reads_or_is_refused_cleanly(data: st.D
         KLReport.from_json(json.dumps(record))
     except ConfigError as error:
         assert "\x1b" not in str(error)
+
+
+def test_reversed_intervals_are_refused() -> None:
+    data = json.loads(two_arms().to_json())
+    data["arms"][1]["by_length"][0]["ci95"].reverse()
+    with pytest.raises(ConfigError, match=r"a\.json .*arms\.1\.by_length\.0\.ci95: .*low end of an interval first"):
+        KLReport.from_json(json.dumps(data), where="a.json")
+    tasks = json.loads(two_tasks().to_json())
+    for name in ("ci95", "accuracy_ci95"):
+        broken = copy.deepcopy(tasks)
+        broken["tasks"][0]["arms"][0][name].reverse()
+        with pytest.raises(ConfigError, match=rf"{name}: .*low end of an interval first"):
+            TasksReport.from_json(json.dumps(broken))
+
+
+def test_two_arms_of_one_policy_are_refused() -> None:
+    data = json.loads(two_arms().to_json())
+    data["arms"][1]["policy"] = data["arms"][0]["policy"]
+    with pytest.raises(ConfigError, match=r"each policy once, got two arms of shared:fp32@L=16"):
+        KLReport.from_json(json.dumps(data))
+    tasks = json.loads(two_tasks().to_json())
+    tasks["tasks"][1]["arms"] *= 2
+    with pytest.raises(ConfigError, match=r"tasks\.1: .*each policy once"):
+        TasksReport.from_json(json.dumps(tasks))
