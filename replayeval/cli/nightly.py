@@ -95,7 +95,16 @@ def _accept(plan: str | None, history: Path) -> None:
     if plan is not None:
         raise ConfigError(f"--accept runs nothing; expected no plan beside it, got {values.shown(plan)}.")
 
+    from datetime import UTC, datetime
+
     from replayeval.nightly.night import accept
+    from replayeval.nightly.record import History
 
     record = accept(history)
+    # The last night is the one of the latest name, whenever it really ran.
+    for name in History(history).future(datetime.now(UTC)):
+        say(
+            f"warning: night {name} is dated in the future and counts as the last one until then; "
+            f"if its clock was wrong, move {History(history).night(name)} elsewhere."
+        )
     say(f"night {record.night}: {len(record.accepted)} series accepted at their new level")

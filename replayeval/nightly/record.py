@@ -190,6 +190,10 @@ class History:
         """Return the names of the finished nights, oldest first."""
         return [name for name in self.names() if self._folder.exists(f"{NIGHTS}/{name}/{RECORD}")]
 
+    def future(self, now: datetime) -> list[str]:
+        """Return the names of the finished nights that are dated later than a moment in UTC, oldest first."""
+        return [name for name in self.finished() if name > night_name(now)]
+
     def load(self, names: Iterable[str] | None = None) -> list[NightRecord]:
         """Return finished nights, oldest first: those named, or the last 60.
 

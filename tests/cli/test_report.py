@@ -99,8 +99,16 @@ def test_nights_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [name for name, _ in played.seen] == ["night"] * 3
     assert json.loads((history / "nights" / "2026-11-03T02-00-00Z" / "night.json").read_text())["plan"] == "night"
     assert "## Changes" in (history / "report" / "report.md").read_text()
+    monkeypatch.setattr("replayeval.nightly.record.night_name", lambda moment: "2026-11-03T02-00-01Z")
     assert main(["nightly", "--history", str(history), "--accept"]) == 0
-    assert "accepted at their new level" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "accepted at their new level" in err
+    assert "warning" not in err
+    monkeypatch.setattr("replayeval.nightly.record.night_name", lambda moment: "2026-11-03T01-59-59Z")
+    assert main(["nightly", "--history", str(history), "--accept"]) == 0
+    err = capsys.readouterr().err
+    assert "warning: night 2026-11-03T02-00-00Z is dated in the future" in err
+    assert "2026-11-02" not in err
     assert main(words) == 0
 
 
