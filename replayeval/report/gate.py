@@ -342,11 +342,17 @@ def _check(sources: Sequence[Source], limits: Limits) -> None:
         if not known:
             raise ConfigError(f"{printable(where)} has no arm with a generation length, so nothing can be judged.")
         at = known[-1] if limits.at is None else limits.at
-        if any(at not in {point.n for point in arm.by_length} for arm in report.arms):
+        lacking = [arm for arm in report.arms if at not in {point.n for point in arm.by_length}]
+        if lacking:
+            whose, lengths = "", known
+            if at in known:
+                whose = f" for the arm {printable(lacking[0].policy)}"
+                # What all arms have can be asked for.
+                lengths = [n for n in known if all(n in {point.n for point in arm.by_length} for arm in report.arms)]
             raise ConfigError(
-                f"{printable(where)} has no result at generation length {tokens_label(at)}; "
-                f"it has {', '.join(map(tokens_label, known))}. Choose one of these, or measure with "
-                f"--lengths {tokens_label(at)}."
+                f"{printable(where)} has no result at generation length {tokens_label(at)}{whose}; "
+                f"{'all arms have' if whose else 'it has'} {', '.join(map(tokens_label, lengths)) or 'none'}. "
+                f"Choose one of these with --at, or measure with --lengths {tokens_label(at)}."
             )
 
 

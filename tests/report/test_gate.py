@@ -266,6 +266,14 @@ def test_limits_without_a_record_that_they_concern() -> None:
         gate([Source(report=two_tasks(), where="t")], LIMITS)
 
 
+def test_an_arm_without_the_length_is_named() -> None:
+    record = Source(report=measured(arm(GOOD, {512: 1e-4, 1024: 2e-4}), arm(BAD, {512: 1e-2})), where="run.json")
+    with pytest.raises(ConfigError, match=rf"length 1K for the arm {BAD}; all arms have 512\. Choose one"):
+        gate([record], LIMITS)
+    with pytest.raises(ConfigError, match=r"length 64; it has 512, 1K\. Choose one"):
+        gate([record], Limits(max_kl=1e-3, at=64))
+
+
 def test_lines_say_why() -> None:
     text = "\n".join(gate_lines(judged()))
     assert "FAIL       shared:nvfp4@L=16 (4.5 bits)" in text
