@@ -13,7 +13,7 @@ from replayeval.nightly.record import Finding, Kind, Metric, NightRecord, Series
 from replayeval.report.cells import AnyReport, PolicyText, Source, is_control, provenance_line
 from replayeval.report.markdown import escaped, table
 from replayeval.report.table import short_policy
-from replayeval.report.text import percent, printable, scientific, tokens_label
+from replayeval.report.text import counted, percent, printable, scientific, tokens_label
 from replayeval.stats.history import BASELINE, Method
 
 MOST_TRENDS = 400
@@ -70,7 +70,7 @@ def night_page(nights: Sequence[NightRecord], reports: Sequence[AnyReport]) -> N
         ),
         markdown="\n".join(_markdown(record, len(nights))),
         trends=_trends(nights),
-        footer=f"Night {record.night}, {len(nights)} nights looked at; {provenance_line(reports[0])}",
+        footer=f"Night {record.night}, {counted(len(nights), 'night')} looked at; {provenance_line(reports[0])}",
     )
 
 
@@ -99,8 +99,9 @@ def finding_line(finding: Finding) -> str:
 def note(record: NightRecord, nights: int) -> str:
     """Return how findings come about, with the chance of a false one."""
     untested = f" {untested_text(record)}" if record.untested else ""
+    earlier = counted(nights - 1, "earlier night")
     return (
-        f"{record.tested} series were tested against up to {BASELINE - 1} of {nights - 1} earlier nights. In a night "
+        f"{record.tested} series were tested against up to {BASELINE - 1} of {earlier}. In a night "
         f"without any change the chance of a false finding is at most {record.alpha:.2g} over all series together, for "
         f"independent nights. KL changes of less than {100 * record.tolerance:g}% do not count.{untested}"
     )
@@ -128,7 +129,8 @@ def _row(finding: Finding) -> tuple[str, ...]:
         change = _change(metric, finding.change, finding.ci95)
         levels = f"{_value(metric, finding.before)} → {_value(metric, finding.now)}"
     p = "" if finding.p_holm is None else f", p = {finding.p_holm:.1e} after Holm"
-    basis = f"{finding.nights_before} nights, {finding.documents} documents" if finding.documents else ""
+    nights, documents = counted(finding.nights_before, "night"), counted(finding.documents, "document")
+    basis = f"{nights}, {documents}" if finding.documents else ""
     test = "; ".join(filter(None, (_METHODS[finding.method] + p, basis)))
     since = f"{finding.since[:10]} {finding.since[11:16].replace('-', ':')}"
     policy, cell = printable(finding.series.policy), printable(finding.label)

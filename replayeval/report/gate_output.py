@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from replayeval.report.gate import ArmVerdict, GateCheck, GateReport
-from replayeval.report.text import percent, printable, with_interval
+from replayeval.report.text import counted, percent, printable, with_interval
 from replayeval.stats.gate import NO_NUMBER, Outcome
 
 METRICS = {"kl": "KL", "top1": "top-1", "nll_delta": "dNLL", "accuracy_drop": "accuracy drop"}
+_RESULTS = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.UNDECIDED: "undecided"}
 _COLOURS = {Outcome.PASS: "brightgreen", Outcome.FAIL: "red", Outcome.UNDECIDED: "yellow"}
 
 
@@ -38,9 +39,9 @@ def gate_lines(report: GateReport) -> Iterator[str]:
 
 def summary(report: GateReport) -> str:
     """Return how many arms have which outcome, in one line."""
-    counts = [f"{count} {_verb(outcome, count)}" for outcome, count in report.counts().items() if count]
+    counts = [f"{count} {_RESULTS[outcome]}" for outcome, count in report.counts().items() if count]
     broken = len(report.failed_self_checks)
-    return ", ".join([*counts, *([f"{broken} failed self-checks"] if broken else [])]) or "no arms"
+    return ", ".join([*counts, *([counted(broken, "failed self-check")] if broken else [])]) or "no arms"
 
 
 def bits_text(arm: ArmVerdict) -> str:
@@ -54,7 +55,7 @@ def check_line(check: GateCheck) -> str:
     if not check.source:
         return f"{METRICS[check.metric]} {limit_text(check)}: {check.outcome}, {advice(check)}"
     name = f"{METRICS[check.metric]} {'in' if check.metric == 'accuracy_drop' else 'to'} {where}"
-    documents = f"{check.documents} document{'s' if check.documents != 1 else ''}"
+    documents = counted(check.documents, "document")
     return f"{name}: {value_text(check)} {limit_text(check)}, {documents}: {check.outcome}, {advice(check)}"
 
 
@@ -85,7 +86,7 @@ def advice(check: GateCheck) -> str:
         return reason
     if check.more_documents is None:
         return f"{reason}; how many more documents would decide cannot be told"
-    return f"{reason}: needs about {check.more_documents:,} more document{'s' if check.more_documents != 1 else ''}"
+    return f"{reason}: needs about {counted(check.more_documents, 'more document')}"
 
 
 def gate_junit(report: GateReport) -> str:
@@ -130,9 +131,3 @@ def gate_badge(report: GateReport, *, label: str = "state accuracy") -> str:
         if counts[Outcome.UNDECIDED]:
             message += f", {counts[Outcome.UNDECIDED]} undecided"
     return json.dumps({"schemaVersion": 1, "label": label, "message": message, "color": colour}) + "\n"
-
-
-def _verb(outcome: Outcome, count: int) -> str:
-    if outcome is Outcome.UNDECIDED:
-        return "undecided"
-    return f"{outcome}{'' if count > 1 else 'es' if outcome is Outcome.PASS else 's'}"

@@ -17,7 +17,7 @@ from replayeval.report.published import QUANTITIES, Comparison, citation, publis
 from replayeval.report.schema import KLReport
 from replayeval.report.table import DIVERGED, UNDEFINED
 from replayeval.report.tasks_schema import TasksReport
-from replayeval.report.text import factor, percent, printable, tokens_label, with_interval
+from replayeval.report.text import counted, factor, percent, printable, tokens_label, with_interval
 from replayeval.report.verdict import limits_text, verdict_tables
 
 MOST_ROWS = 400
@@ -141,7 +141,8 @@ def _subtitle(sources: Sequence[Source]) -> str:
     parts = [f"{len(models)} models" if len(models) > 3 else ", ".join(models)]
     if kl:
         documents, tokens = sum(report.docs for report in kl), sum(report.tokens for report in kl)
-        parts.append(f"{len(kl)} KL record{'s' * (len(kl) > 1)} of {documents:,} documents and {tokens:,} tokens")
+        size = f"{counted(documents, 'document')} and {counted(tokens, 'token')}"
+        parts.append(f"{counted(len(kl), 'KL record')} of {size}")
     if tasks:
         parts.append(f"{len(tasks)} task{'s' * (len(tasks) > 1)}")
     return " · ".join(parts)

@@ -7,7 +7,7 @@ from replayeval.report.gate import GateReport
 from replayeval.report.schema import KLReport
 from replayeval.report.table import DIVERGED, UNDEFINED, short_policy
 from replayeval.report.tasks_schema import TasksReport
-from replayeval.report.text import percent, printable, tokens_label, with_interval
+from replayeval.report.text import counted, percent, printable, tokens_label, with_interval
 from replayeval.report.verdict import VerdictTable, limits_text, verdict_tables
 
 MOST_RECORDS = 100
@@ -77,7 +77,8 @@ def _verdict(model: VerdictTable) -> Iterator[str]:
 def _kl(report: KLReport) -> Iterator[str]:
     data = data_label(report)
     about = f"{report.model}{', ' + data if data else ''}, window {report.window}, reference {report.reference}"
-    yield from (f"### KL: {escaped(about)}", "", f"{report.docs:,} documents, {report.tokens:,} tokens.", "")
+    size = f"{counted(report.docs, 'document')}, {counted(report.tokens, 'token')}."
+    yield from (f"### KL: {escaped(about)}", "", size, "")
     lengths = lengths_of(report)
     rows: list[list[str]] = []
     for arm in sorted(report.arms, key=bits_of):

@@ -71,3 +71,8 @@ def factor(ratio: float) -> str:
     if ratio >= 10_000 or 0 < ratio < 0.1:
         return f"{ratio:.0e}x"
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun that takes an s in the plural, such as `1 document` or `2,000 documents`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

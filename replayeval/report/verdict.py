@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from replayeval.report.cells import PolicyText, is_control
 from replayeval.report.gate import ArmVerdict, GateCheck, GateReport, Limits
 from replayeval.report.gate_output import METRICS, advice, check_line, value_text
-from replayeval.report.text import printable, tokens_label
+from replayeval.report.text import counted, printable, tokens_label
 from replayeval.stats.gate import Outcome
 
 _MARKS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.UNDECIDED: "?"}
@@ -71,7 +71,8 @@ def limits_text(limits: Limits) -> str:
     first = [f"{', '.join(asked)} {at}"] if asked else []
     return (
         f"A policy passes when it keeps to: {'; '.join([*first, *drop])}. "
-        f"The whole 95% interval decides, not the mean, and from no fewer than {limits.fewest_documents} documents."
+        "The whole 95% interval decides, not the mean, and from no fewer than "
+        f"{counted(limits.fewest_documents, 'document')}."
     )
 
 
@@ -147,9 +148,9 @@ def _row(arm: ArmVerdict, columns: Sequence[tuple[str, float]], names: Mapping[s
     if arm.outcome is Outcome.UNDECIDED:
         numbers = [check.more_documents for check in waiting]
         known = [number for number in numbers if number is not None]
-        need = (
-            f"needs about {max(known):,} more documents" if known and len(known) == len(numbers) else "see the reason"
-        )
+        need = "see the reason"
+        if known and len(known) == len(numbers):
+            need = f"needs about {counted(max(known), 'more document')}"
     return VerdictRow(
         policy=names[arm.policy],
         control=is_control(arm.policy),
@@ -166,7 +167,7 @@ def _cell(checks: Sequence[GateCheck]) -> VerdictCell:
     worst = max(checks, key=_badness)
     if not worst.source:
         return VerdictCell(value="", outcome=str(worst.outcome), mark="?", detail="", title=advice(worst))
-    documents = f"{worst.documents:,} document{'s' if worst.documents != 1 else ''}"
+    documents = counted(worst.documents, "document")
     among = f", worst of {len(checks)}: {printable(worst.where)}" if len(checks) > 1 else f", {printable(worst.where)}"
     return VerdictCell(
         value=value_text(worst),

@@ -23,7 +23,7 @@ def record(tmp_path: Path) -> Path:
 def test_exit_codes_and_output(record: Path, capsys: Captured) -> None:
     assert main(["gate", str(record), "--max-kl", "1e-3", "--at", "1K"]) == 1
     out = capsys.readouterr().out
-    assert "1 passes, 1 fails, 1 undecided" in out
+    assert "1 passed, 1 failed, 1 undecided" in out
     assert main(["gate", str(record), "--max-kl", "1e-3", "--arm", GOOD]) == 0
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from replayeval.errors import ConfigError
 from replayeval.report.cells import Source
-from replayeval.report.gate import GateReport, Limits, gate
+from replayeval.report.gate import GateReport, Limits, SelfCheck, gate
 from replayeval.report.gate_output import gate_badge, gate_junit, gate_lines, summary
 from replayeval.report.schema import ArmReport, Check, KLReport
-from replayeval.report.verdict import verdict_tables
+from replayeval.report.verdict import limits_text, verdict_tables
 from replayeval.stats.gate import Outcome
 from tests.report.samples import arm, report
 from tests.report.task_samples import task, task_arm, tasks_report, two_tasks
@@ -60,7 +60,7 @@ def test_each_outcome_and_cheapest_first() -> None:
     cheapest = verdict.cheapest()["builtin:gdn"]
     assert cheapest is not None
     assert cheapest.policy == GOOD
-    assert summary(verdict) == "1 passes, 1 fails, 1 undecided"
+    assert summary(verdict) == "1 passed, 1 failed, 1 undecided"
 
 
 def test_judging_the_passing_arm_alone_passes_with_and_without_its_window() -> None:
@@ -272,6 +272,16 @@ def test_an_arm_without_the_length_is_named() -> None:
         gate([record], LIMITS)
     with pytest.raises(ConfigError, match=r"length 64; it has 512, 1K\. Choose one"):
         gate([record], Limits(max_kl=1e-3, at=64))
+
+
+def test_one_is_no_plural() -> None:
+    one = gate([Source(report=measured(arm(GOOD, {1024: 1e-4}), documents=9), where="x")], LIMITS)
+    assert "9 documents: undecided" in "\n".join(gate_lines(one))
+    (table,) = verdict_tables(one, most_rows=9)
+    assert table.rows[0].need == "needs about 1 more document"
+    assert "from no fewer than 1 document." in limits_text(Limits(max_kl=1.0, fewest_documents=1))
+    broken = one.model_copy(update={"failed_self_checks": (SelfCheck(source="x", name="control"),)})
+    assert summary(broken) == "1 undecided, 1 failed self-check"
 
 
 def test_lines_say_why() -> None:
