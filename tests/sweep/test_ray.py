@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -60,8 +61,13 @@ def assert_same(first: SweepRun, second: SweepRun) -> None:
 
 def workers() -> list[psutil.Process]:
     """Processes of actors of this test's cluster."""
-    mine = psutil.Process().children(recursive=True)
-    return [process for process in mine if "UnitActor" in " ".join(process.cmdline()[:1])]
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children(recursive=True):
+        # One that ends while it is looked at is none.
+        with suppress(psutil.Error):
+            if "UnitActor" in " ".join(process.cmdline()[:1]):
+                found.append(process)
+    return found
 
 
 def test_a_killed_worker_costs_its_unit_one_more_attempt_and_nothing_else(cluster: Any, tmp_path: Path) -> None:
