@@ -7,6 +7,7 @@ from replayeval.data.lengths import (
     default_docs,
     default_lengths,
     default_lengths_of,
+    default_source,
     format_length,
     parse_lengths,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "default_docs",
     "default_lengths",
     "default_lengths_of",
+    "default_source",
     "format_length",
     "load_documents",
     "make_documents",

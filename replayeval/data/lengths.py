@@ -44,6 +44,15 @@ def default_lengths(longest: int | None = None) -> tuple[int, ...]:
     return tuple(length for length in DEFAULT_LENGTHS if length <= longest) or (longest,)
 
 
+def default_source(model: str) -> str:
+    """Return the source of text for a model when none is named: the built-in documents for a built-in one, else PG-19.
+
+    Args:
+        model: Hub id, directory, or `builtin:NAME`.
+    """
+    return "builtin" if model.startswith("builtin:") else "pg19"
+
+
 def default_lengths_of(source: str) -> tuple[int, ...]:
     """Return the lengths reported of a source when none are asked for."""
     return BUILTIN_LENGTHS if source == "builtin" else default_lengths()

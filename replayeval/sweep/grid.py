@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from replayeval.data.lengths import default_docs, default_lengths_of, format_length
+from replayeval.data.lengths import default_docs, default_lengths_of, default_source, format_length
 from replayeval.errors import ConfigError
 from replayeval.policies import parse_policies
 from replayeval.report.text import printable
@@ -16,7 +16,6 @@ from replayeval.sweep.plan import KLGrid, ModelEntry, Plan, TaskGrid
 from replayssm.backend import Execution
 from replayssm.policy import Policy, precision_arms
 
-BUILTIN = "builtin"
 MAX_CELLS = 100_000
 
 
@@ -130,7 +129,7 @@ def _size(plan: Plan, grid: KLGrid | TaskGrid) -> int:
 
 def _kl_cells(plan: Plan, grid: KLGrid, number: int) -> Iterable[KLCell]:
     for model in plan.entries(grid):
-        sources = grid.data or (BUILTIN if model.id.startswith("builtin:") else "pg19",)
+        sources = grid.data or (default_source(model.id),)
         for data, window, seed in product(sources, grid.windows, grid.seeds):
             policies = _policies(grid, window, where=f"grids[{number}]")
             control = next((p for p in policies if p.is_lossless), None)
