@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import replayssm
-from replayeval.data import Document, default_docs, default_lengths_of, load_documents, make_documents
+from replayeval.data import Document, default_docs, default_lengths_of, default_source, load_documents, make_documents
 from replayeval.engine.checks import Check, check_floor, control_arm
 from replayeval.engine.fitting import Fitting
 from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, Forcing
@@ -20,6 +20,7 @@ from replayeval.errors import ConfigError
 from replayeval.models.head import OutputHead
 from replayeval.policies import parse_policies
 from replayeval.report import schema
+from replayeval.report.from_summary import timing_report
 from replayeval.report.result import KLResult
 from replayeval.stats import summarise_kl
 from replayeval.store import DocumentScores, RunDirectory, RunIdentity, RunManifest, provenance
@@ -39,7 +40,6 @@ from replayeval.subject import (
 from replayssm.backend import Backend
 from replayssm.policy import DEFAULT_WINDOW, REFERENCE, Policy
 
-BUILTIN = "builtin:"
 DEFAULT_MODEL = "builtin:gdn"
 
 Progress = Callable[[int, int], None]
@@ -158,7 +158,7 @@ def measure_kl(
         window=window,
         bits_per_element=bits,
         checks=[_check_record(c) for c in checks],
-        timing=_timing(scores, rows=len(forcing.policies)),
+        timing=timing_report(scores, rows=len(forcing.policies)),
         provenance={
             **run_provenance,
             "data": source,
@@ -221,7 +221,7 @@ def _source(model: PreTrainedModel | str, documents: Sequence[Any] | None, data:
         return "documents in memory"
     if data is not None:
         return str(data)
-    return "builtin" if isinstance(model, str) and model.startswith(BUILTIN) else "pg19"
+    return default_source(model if isinstance(model, str) else "")
 
 
 def _identity(
@@ -266,19 +266,6 @@ def _run_directory(
         out, manifest=RunManifest.start(identity, provenance=run_provenance), resume=resume
     ) as run:
         yield run
-
-
-def _timing(scores: Sequence[DocumentScores], *, rows: int) -> schema.Timing:
-    """Cost over all documents, those of earlier attempts of a resumed run included."""
-    seconds = sum(s.counters["seconds"] for s in scores)
-    tokens = sum(s.counters["tokens"] for s in scores)
-    rate = tokens / seconds if seconds > 0 else None
-    return schema.Timing(
-        seconds=seconds,
-        tokens_per_s=rate,
-        tokens_per_s_per_arm=None if rate is None else rate * rows,
-        peak_memory_bytes=int(max(s.counters["peak_memory_bytes"] for s in scores)),
-    )
 
 
 def _check_record(check: Check) -> schema.Check:

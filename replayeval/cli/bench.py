@@ -2,7 +2,7 @@
 
 import json as json_text
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -14,9 +14,13 @@ from replayeval.cli.session import say
 from replayeval.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from replayeval.engine.bench import EngineBench
     from replayeval.engine.bench_generate import GenerateBench
     from replayeval.engine.bench_kernels import KernelBench
+    from replayeval.models.head import OutputHead
     from replayssm.backend import Execution
 
 app = typer.Typer(help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
@@ -61,35 +65,20 @@ def engine(
     dtype_name, device_name = values.dtype(dtype), values.device(device)
     arms = options.arms(precision, arm or (), window=options.window_tokens(window))
 
-    import numpy as np
-
-    from replayeval.data import load_documents
     from replayeval.engine.bench import bench_engine
-    from replayeval.models.head import OutputHead
-    from replayeval.models.loading import load_model
 
-    loaded = load_model(
+    head, (ids,) = _model_and_texts(
         model,
-        revision=revision,
+        data,
+        docs=1,
+        tokens=count,
         dtype=dtype_name,
         device=device_name,
+        revision=revision,
         trust_remote_code=trust_remote_code,
-        need_tokenizer=False,
     )
-    head = OutputHead(loaded.model)
-    source = data or ("builtin" if model.startswith("builtin:") else "pg19")
-    (document,) = load_documents(
-        source, loaded.tokenizer, docs=1, tokens=count, lengths=(count,), vocab_size=head.vocabulary
-    )
-    outcome = bench_engine(
-        head, np.asarray(document.token_ids), tuple(arms), chunk_tokens=chunk_tokens, repeats=times, say=say
-    )
-    text = json_text.dumps(outcome.to_json(), indent=2)
-    if isinstance(target, Path):
-        _save(target, text)
-    if target == values.STDOUT:
-        print(text)
-    else:
+    outcome = bench_engine(head, ids, tuple(arms), chunk_tokens=chunk_tokens, repeats=times, say=say)
+    if _write(outcome.to_json(), target):
         _show(outcome)
 
 
@@ -120,39 +109,21 @@ def generate(
     execution = _execution(backend)
     arms = options.arms(None, arm, window=options.window_tokens(window)) if arm else []
 
-    import numpy as np
-
-    from replayeval.data import load_documents
     from replayeval.engine.bench_generate import bench_generate
-    from replayeval.models.head import OutputHead
-    from replayeval.models.loading import load_model
 
-    loaded = load_model(
+    head, texts = _model_and_texts(
         model,
-        revision=revision,
-        dtype=dtype_name,
-        device=device_name,
-        trust_remote_code=trust_remote_code,
-        need_tokenizer=False,
-    )
-    head = OutputHead(loaded.model)
-    source = data or ("builtin" if model.startswith("builtin:") else "pg19")
-    documents = load_documents(
-        source,
-        loaded.tokenizer,
+        data,
         docs=count,
         tokens=prompt_tokens,
-        lengths=(prompt_tokens,),
-        vocab_size=head.vocabulary,
+        dtype=dtype_name,
+        device=device_name,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
     )
-    prompts = [np.asarray(document.token_ids)[:prompt_tokens] for document in documents]
+    prompts = [ids[:prompt_tokens] for ids in texts]
     outcome = bench_generate(head, prompts, arms, new_tokens=new_tokens, repeats=times, execution=execution, say=say)
-    text = json_text.dumps(outcome.to_json(), indent=2)
-    if isinstance(target, Path):
-        _save(target, text)
-    if target == values.STDOUT:
-        print(text)
-    else:
+    if _write(outcome.to_json(), target):
         _show_generation(outcome)
 
 
@@ -222,12 +193,7 @@ def kernels(
     names = [by_word[n.lower()] for n in wanted]
     require_cuda()
     outcome = bench_kernels(shapes=names, batches=batches, windows=windows, say=say)
-    text = json_text.dumps(outcome.to_json(), indent=2)
-    if isinstance(target, Path):
-        _save(target, text)
-    if target == values.STDOUT:
-        print(text)
-    else:
+    if _write(outcome.to_json(), target):
         _show_kernels(outcome)
 
 
@@ -251,11 +217,56 @@ def _show_kernels(outcome: "KernelBench") -> None:
     console.print(f"{outcome.device}; TB/s: {speeds}")
 
 
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json: cannot write {values.shown(path)}: {error.strerror}.") from None
+def _model_and_texts(
+    model: str,
+    data: str | None,
+    *,
+    docs: int,
+    tokens: int,
+    dtype: str,
+    device: str,
+    revision: str | None,
+    trust_remote_code: bool,
+) -> "tuple[OutputHead, list[NDArray[np.int64]]]":
+    """Load the model and so many texts of a length for it, as token ids."""
+    import numpy as np
+
+    from replayeval.data import default_source, load_documents
+    from replayeval.models.head import OutputHead
+    from replayeval.models.loading import load_model
+
+    loaded = load_model(
+        model,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        need_tokenizer=False,
+    )
+    head = OutputHead(loaded.model)
+    documents = load_documents(
+        data or default_source(model),
+        loaded.tokenizer,
+        docs=docs,
+        tokens=tokens,
+        lengths=(tokens,),
+        vocab_size=head.vocabulary,
+    )
+    return head, [np.asarray(document.token_ids) for document in documents]
+
+
+def _write(record: Any, target: Path | str | None) -> bool:
+    """Write the record where --json says; return whether the terminal is left for the table."""
+    text = json_text.dumps(record, indent=2)
+    if isinstance(target, Path):
+        try:
+            target.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--json: cannot write {values.shown(target)}: {error.strerror}.") from None
+    elif target == values.STDOUT:
+        print(text)
+        return False
+    return True
 
 
 def _show(outcome: "EngineBench") -> None:

@@ -1,12 +1,21 @@
 """From what the statistics return to the parts of the record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from replayeval.report.schema import ArmReport, Intervals, KLAtLength, KLStatistics, RatioAtLength, RoundingRatio
+from replayeval.report.schema import (
+    ArmReport,
+    Intervals,
+    KLAtLength,
+    KLStatistics,
+    RatioAtLength,
+    RoundingRatio,
+    Timing,
+)
 
 if TYPE_CHECKING:
     from replayeval import stats
+    from replayeval.store import DocumentScores
 
 
 def arm_report(summary: "stats.ArmSummary", *, bits_per_element: float | None) -> ArmReport:
@@ -61,6 +70,24 @@ def rounding_report(summary: "stats.RoundingRatio") -> RoundingRatio:
             )
             for point in summary.by_length
         ),
+    )
+
+
+def timing_report(scores: "Sequence[DocumentScores]", *, rows: int) -> Timing:
+    """Return the part of the record about the cost: over all documents, those of earlier attempts included.
+
+    Args:
+        scores: The documents with their counters, at least one.
+        rows: Arms that ran side by side, the reference included.
+    """
+    seconds = sum(s.counters["seconds"] for s in scores)
+    tokens = sum(s.counters["tokens"] for s in scores)
+    rate = tokens / seconds if seconds > 0 else None
+    return Timing(
+        seconds=seconds,
+        tokens_per_s=rate,
+        tokens_per_s_per_arm=None if rate is None else rate * rows,
+        peak_memory_bytes=int(max(s.counters["peak_memory_bytes"] for s in scores)),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from replayeval.errors import StoreError
 from replayeval.report import schema
+from replayeval.report.from_summary import timing_report
 from replayeval.report.result import KLResult
 from replayeval.report.schema import KLReport
 from replayeval.report.tasks_schema import TasksReport
@@ -87,7 +88,7 @@ def _collect_kl(store: SweepStore, manifest: SweepManifest, cell: SweepCell, key
         window=settings["window"],
         bits_per_element=units[0].result["bits_per_element"],
         checks=_checks(units, scores, floor),
-        timing=_timing(scores, rows=1 + len(settings["arms"])),
+        timing=timing_report(scores, rows=1 + len(settings["arms"])),
         provenance=_provenance(manifest, cell, units)
         | {"data": settings["data"], "states": units[0].result.get("states")},
     ).report
@@ -190,18 +191,6 @@ def _checks(units: Sequence[Unit], scores: Sequence[DocumentScores], floor: str 
 def _severity(check: Mapping[str, Any]) -> tuple[int, float]:
     rank = {True: 0, None: 1, False: 2}[check["passed"]]
     return rank, -1.0 if check["value"] is None else float(check["value"])
-
-
-def _timing(scores: Sequence[DocumentScores], *, rows: int) -> schema.Timing:
-    seconds = sum(s.counters["seconds"] for s in scores)
-    tokens = sum(s.counters["tokens"] for s in scores)
-    rate = tokens / seconds if seconds > 0 else None
-    return schema.Timing(
-        seconds=seconds,
-        tokens_per_s=rate,
-        tokens_per_s_per_arm=None if rate is None else rate * rows,
-        peak_memory_bytes=int(max(s.counters["peak_memory_bytes"] for s in scores)),
-    )
 
 
 def _provenance(manifest: SweepManifest, cell: SweepCell, units: Sequence[Unit]) -> dict[str, Any]:
