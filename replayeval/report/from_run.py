@@ -1,17 +1,16 @@
 """The record of a run directory, computed again from the numbers of every token."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from replayeval.errors import StoreError
 from replayeval.report.cells import CONTROL, PolicyText, Source
 from replayeval.report.drift import drift_by_arm
-from replayeval.report.from_summary import arm_report, intervals_report, rounding_report
-from replayeval.report.schema import Check, KLReport, Timing
+from replayeval.report.from_summary import arm_report, intervals_report, rounding_report, timing_report
+from replayeval.report.schema import Check, KLReport
 from replayeval.report.text import printable
 from replayeval.stats import summarise_kl
-from replayeval.store import DocumentScores, RunDirectory
+from replayeval.store import RunDirectory
 
 
 def kl_source(path: Path) -> Source:
@@ -50,7 +49,7 @@ def kl_source(path: Path) -> Source:
         rounding_ratios=tuple(rounding_report(ratio) for ratio in summary.rounding_ratios),
         intervals=intervals,
         checks=tuple(_check(values) for values in cast(list[dict[str, Any]], results.get("checks", []))),
-        timing=_timing(scores, arms=len(arms)),
+        timing=timing_report(scores, rows=len(arms) + 1),
         provenance={
             **(dict(run.manifest.attempts[-1]) if run.manifest.attempts else {}),
             "data": identity["data"],
@@ -70,17 +69,4 @@ def _check(values: dict[str, Any]) -> Check:
         value=values["value"],
         limit=values["limit"],
         notes={} if reason is None else {"passed": reason},
-    )
-
-
-def _timing(scores: Sequence[DocumentScores], *, arms: int) -> Timing:
-    seconds = sum(document.counters.get("seconds", 0.0) for document in scores)
-    tokens = sum(document.counters.get("tokens", 0.0) for document in scores)
-    rate = tokens / seconds if seconds > 0 else None
-    peak = max((document.counters.get("peak_memory_bytes", 0.0) for document in scores), default=0.0)
-    return Timing(
-        seconds=seconds,
-        tokens_per_s=rate,
-        tokens_per_s_per_arm=None if rate is None else rate * (arms + 1),
-        peak_memory_bytes=int(peak) or None,
     )

@@ -77,17 +77,18 @@ def timing_report(scores: "Sequence[DocumentScores]", *, rows: int) -> Timing:
     """Return the part of the record about the cost: over all documents, those of earlier attempts included.
 
     Args:
-        scores: The documents with their counters, at least one.
+        scores: The documents, at least one; those on disk may lack a counter.
         rows: Arms that ran side by side, the reference included.
     """
-    seconds = sum(s.counters["seconds"] for s in scores)
-    tokens = sum(s.counters["tokens"] for s in scores)
+    seconds = sum(document.counters.get("seconds", 0.0) for document in scores)
+    tokens = sum(document.counters.get("tokens", 0.0) for document in scores)
+    peak = max(document.counters.get("peak_memory_bytes", 0.0) for document in scores)
     rate = tokens / seconds if seconds > 0 else None
     return Timing(
         seconds=seconds,
         tokens_per_s=rate,
         tokens_per_s_per_arm=None if rate is None else rate * rows,
-        peak_memory_bytes=int(max(s.counters["peak_memory_bytes"] for s in scores)),
+        peak_memory_bytes=int(peak) or None,
     )
 
 
