@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import torch
 from torch import Tensor
 
 from replayeval.engine.generation_batch import Batch, PolicyDecoder
+from replayeval.engine.generation_graph import FixedRows, Graphs, JoinedRows, Steps, kernel_problem
 from replayeval.engine.generation_sampling import GREEDY, Sampling, next_tokens
-from replayeval.errors import ConfigError, NumericsError
+from replayeval.errors import ConfigError, NumericsError, UnsupportedArmError
 from replayeval.models.head import OutputHead
 from replayssm.backend import Execution
 from replayssm.checkpoint import StoreObserver
 from replayssm.policy import Policy
 
-__all__ = ["Finish", "Generation", "Generator", "Request", "StopText"]
+__all__ = ["Finish", "Generation", "Generator", "Graphs", "Request", "Steps", "StopText"]
 
 
 class Finish(StrEnum):
@@ -121,6 +121,10 @@ class Generator:
     up in another order. In float32 that moves a logit by about 1e-5 of the largest one (tests hold it to 1e-4), so a
     token can only change where two logits are closer than that, or a store rounds a value that close to a tie.
 
+    With backend triton, sequences decode in places that stay, through the decode kernels, and on a GPU each step is
+    replayed as one CUDA graph; `steps` says whether that is so. Then a row's arithmetic depends on the number of slots
+    and on the room for keys, and on nothing in other rows. A generator keeps slots and graphs from call to call.
+
     Args:
         head: The model.
         policy: What the states of generated tokens follow.
@@ -128,9 +132,11 @@ class Generator:
         slots: Sequences that decode side by side.
         observer: Called after each store.
         execution: What advances the states.
+        graphs: Whether steps are replayed as CUDA graphs.
 
     Raises:
-        UnsupportedArmError: When this execution cannot advance the policy on this model and device.
+        UnsupportedArmError: When this execution cannot advance the policy on this model and device, or graphs are
+            demanded where they cannot be.
         ConfigError: When there is no slot.
     """
 
@@ -143,6 +149,7 @@ class Generator:
         slots: int = 8,
         observer: StoreObserver | None = None,
         execution: Execution | None = None,
+        graphs: Graphs = Graphs.AUTO,
     ) -> None:
         if slots < 1:
             raise ConfigError(f"expected at least 1 sequence side by side, got {slots}")
@@ -154,6 +161,22 @@ class Generator:
         self._decoder = PolicyDecoder(
             head, policy, seed=seed, merge_lossless=False, observer=observer, execution=execution
         )
+        problem = kernel_problem(head, self._decoder.execution, watched=observer is not None)
+        self._rows: JoinedRows | FixedRows
+        if problem is None:
+            self._rows = FixedRows(self._decoder, places=slots, seed=seed, graphs=graphs)
+        elif graphs is Graphs.ON:
+            raise UnsupportedArmError(f"graphs on: steps need the decode kernels: {problem}; use graphs auto or off")
+        else:
+            self._rows = JoinedRows(self._decoder)
+        self._problem = problem
+
+    @property
+    def steps(self) -> Steps:
+        """How generated tokens are computed; whether a step can be captured is known after the first one."""
+        if isinstance(self._rows, FixedRows):
+            return self._rows.steps
+        return Steps(kernels=False, graphs=False, reason=self._problem)
 
     def generate(
         self, requests: Sequence[Request], *, progress: Callable[[int, Generation], None] | None = None
@@ -179,7 +202,6 @@ class Generator:
                 )
         waiting = deque(sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt)))
         answers: dict[int, Generation] = {}
-        batch: Batch | None = None
         slots: list[_Slot] = []
 
         def done(slot: _Slot, finish: Finish) -> None:
@@ -188,46 +210,45 @@ class Generator:
                 progress(slot.index, answers[slot.index])
 
         with self._decoder.running():
+            self._rows.clear(max((len(r.prompt) + r.max_tokens for r in requests), default=0))
             while waiting or slots:
-                parts = [] if batch is None else [batch]
-                rows = [list(range(len(slots)))] if parts else []
+                parts: list[Batch] = []
+                rows: list[list[int]] = []
                 while waiting and len(slots) < self._slots:
-                    for admitted, fresh in self._admit(requests, waiting, self._slots - len(slots)):
-                        kept = self._next(fresh, *admitted[1:], done=done)
-                        if kept:
-                            parts.append(admitted[0])
-                            rows.append(kept)
-                            slots += [fresh[row] for row in kept]
-                batch = _joined(parts, rows)
-                if batch is None:
+                    for part, hidden, fresh in self._admit(requests, waiting, self._slots - len(slots)):
+                        kept = self._next(fresh, self._head.logits(hidden), True, done=done)
+                        parts.append(part)
+                        rows.append(kept)
+                        slots += [fresh[row] for row in kept]
+                if parts:
+                    self._rows.admit(parts, rows)
+                if not slots:
                     continue
-                pending = torch.tensor([[slot.tokens[-1]] for slot in slots], device=batch.mask.device)
-                batch, hidden = self._decoder.extend(batch, pending)
-                kept = self._next(slots, hidden[:, -1], False, done=done)
+                logits = self._rows.step([slot.tokens[-1] for slot in slots])
+                kept = self._next(slots, logits, False, done=done)
                 if len(kept) < len(slots):
                     slots = [slots[row] for row in kept]
-                    batch = _joined([batch], [kept])
+                    self._rows.keep(kept)
         return [answers[index] for index in range(len(requests))]
 
     def _admit(
         self, requests: Sequence[Request], waiting: deque[int], free: int
-    ) -> list[tuple[tuple[Batch, Tensor, bool], list[_Slot]]]:
+    ) -> list[tuple[Batch, Tensor, list[_Slot]]]:
         """Read the prompts of the next requests."""
         chosen = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-        admitted: list[tuple[tuple[Batch, Tensor, bool], list[_Slot]]] = []
+        admitted: list[tuple[Batch, Tensor, list[_Slot]]] = []
         for group in self._decoder.groups([len(requests[i].prompt) for i in chosen]):
             slots = [_Slot(index=chosen[i], request=requests[chosen[i]]) for i in group]
-            batch, last = self._decoder.prefill(
-                [slot.request.prompt for slot in slots], sequences=[slot.request.sequence for slot in slots]
+            batch, last = self._rows.prefill(
+                [slot.request.prompt for slot in slots], [slot.request.sequence for slot in slots]
             )
-            admitted.append(((batch, last, True), slots))
+            admitted.append((batch, last, slots))
         return admitted
 
     def _next(
-        self, slots: list[_Slot], hidden: Tensor, prompt: bool, *, done: Callable[[_Slot, Finish], None]
+        self, slots: list[_Slot], logits: Tensor, prompt: bool, *, done: Callable[[_Slot, Finish], None]
     ) -> list[int]:
         """Append the next token of each slot and return the rows that go on."""
-        logits = self._head.logits(hidden)
         finite = logits.isfinite().all(-1)
         chosen = next_tokens(
             logits.masked_fill(~finite[:, None], 0),
@@ -252,16 +273,6 @@ class Generator:
             else:
                 done(slot, finish)
         return kept
-
-
-def _joined(parts: list[Batch], rows: list[list[int]]) -> Batch | None:
-    """The chosen rows as one batch; nothing is copied where nothing changes."""
-    present = [(part, wanted) for part, wanted in zip(parts, rows, strict=True) if wanted]
-    if not present:
-        return None
-    if len(present) == 1 and present[0][1] == list(range(present[0][0].rows)):
-        return present[0][0]
-    return Batch.join([part for part, _ in present], [wanted for _, wanted in present])
 
 
 def _numbers(x: Tensor) -> list[int]:

@@ -3,24 +3,26 @@
 # transformers' cache is untyped.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from replayeval.engine.generation_cache import join_caches
+from replayeval.engine.generation_slots import SlotStates
 from replayeval.errors import ConfigError, UnsupportedArmError
-from replayeval.models.architectures import find_mixers
+from replayeval.models.architectures import Core, SsmLayer, find_mixers
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import HookReport, hooked
 from replayssm.backend import Backend, Execution
 from replayssm.checkpoint import StoreObserver
 from replayssm.launch import triton_problem
-from replayssm.policy import Policy
+from replayssm.policy import REFERENCE, Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
 from replayssm.triton_walk import check_supported
@@ -40,12 +42,14 @@ class Batch:
         cache: Their keys, values and convolution states.
         mask: Which slots of the cache hold a token of the row; the others are padding.
         lengths: Tokens of each row so far, which is the position of its next token.
+        sequences: Sequence number of each row's random bits.
     """
 
     bank: StateBank
     cache: DynamicCache
     mask: Bool[Tensor, "rows slots"]
     lengths: Int64[Tensor, " rows"]
+    sequences: tuple[int, ...]
 
     @property
     def rows(self) -> int:
@@ -75,6 +79,7 @@ class Batch:
             cache=join_caches([part.cache for part in parts], rows, slots=slots),
             mask=torch.cat(masks),
             lengths=lengths,
+            sequences=tuple(part.sequences[row] for part, wanted in zip(parts, rows, strict=True) for row in wanted),
         )
 
 
@@ -89,8 +94,7 @@ class PolicyDecoder:
             for one at a time.
         pass_tokens: Tokens of one pass, all rows together.
         observer: Called after each store.
-        execution: What advances the states; results say which. Decode kernels that keep rows in slots of their own, and
-            graphs of whole steps, belong where `extend` takes single tokens.
+        execution: What advances the states; results say which.
 
     Raises:
         UnsupportedArmError: When this execution cannot advance the policy on this model and device.
@@ -147,7 +151,12 @@ class PolicyDecoder:
         return groups
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], *, sequences: Sequence[int], decoded: bool = False
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sequences: Sequence[int],
+        decoded: bool = False,
+        states: SlotStates | None = None,
     ) -> tuple[Batch, Float[Tensor, "rows hidden"]]:
         """Read prompts side by side.
 
@@ -155,6 +164,7 @@ class PolicyDecoder:
             prompts: Token ids; of equal length unless `pads`.
             sequences: Sequence number of each row's random bits.
             decoded: Let the prompt follow the policy too, as if all of it had been decoded.
+            states: Slots that the rows are meant for. The hand-over then leaves states unrounded, for `states.admit`.
 
         Returns:
             The batch after the hand-over, and the final hidden state of each prompt's last token.
@@ -178,7 +188,7 @@ class PolicyDecoder:
             ids[row, longest - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.int64)
             valid[row, longest - len(prompt) :] = True
         bank = StateBank(
-            [self.policy] * len(prompts),
+            [self.policy if states is None else REFERENCE] * len(prompts),
             sequences=sequences,
             seed=self._seed,
             prompt=not decoded,
@@ -191,7 +201,9 @@ class PolicyDecoder:
             cache=self.head.new_cache(len(prompts)),
             mask=torch.zeros((len(prompts), 0), dtype=torch.bool, device=device),
             lengths=torch.zeros(len(prompts), dtype=torch.int64, device=device),
+            sequences=tuple(sequences),
         )
+        self._driver.states = states
         size = max(1, self.pass_tokens // len(prompts))
         hidden = torch.empty(0)
         for start in range(0, longest, size):
@@ -235,14 +247,64 @@ class PolicyDecoder:
             positions=positions if padded else None,
         )
         self._report.verify()
-        return Batch(bank=batch.bank, cache=batch.cache, mask=mask, lengths=batch.lengths + fresh.sum(1)), hidden
+        longer = replace(batch, mask=mask, lengths=batch.lengths + fresh.sum(1))
+        return longer, hidden
+
+    def step(
+        self,
+        tokens: Int64[Tensor, "places 1"],
+        cache: DynamicCache,
+        *,
+        mask: Shaped[Tensor, "places 1 1 slots"],
+        positions: Int64[Tensor, "places 1"],
+        states: SlotStates,
+    ) -> Float[Tensor, "places 1 hidden"]:
+        """Run the model on one token per place, whose states the decode kernels advance; never waits for the device.
+
+        Args:
+            tokens: What each place reads.
+            cache: Keys, values and convolution states of the places; updated.
+            mask: Which slots of the cache each place attends to, as the model's attention takes it.
+            positions: Position of each token in its sequence.
+            states: States and records of the places; updated, but for their cursors.
+
+        Rounding: as the policy says, at each store.
+        """
+        if self._report is None:
+            raise RuntimeError("tokens can be appended inside a `running` block only")
+        self._driver.states = states
+        states.decoding = True
+        try:
+            hidden = self.head.hidden(tokens, cache, attention_mask=mask, positions=positions)
+        finally:
+            states.decoding = False
+        self._report.verify()
+        return hidden
+
+    @contextmanager
+    def attempt(self) -> Generator[None]:
+        """A block whose failure leaves no trace of the passes that it broke off in what is known of the layers."""
+        assert self._report is not None
+        report = self._report
+        before = [(counts, dict(counts)) for counts in (report.forwards, report.calls, report.tokens)]
+        try:
+            yield
+        except BaseException:
+            for counts, kept in before:
+                counts.update(kept)
+            raise
 
 
 class _Switch:
-    """Hands the hooked model to the bank whose rows are in the current pass."""
+    """Hands the hooked model to the bank or the slots whose rows are in the current pass."""
 
     def __init__(self) -> None:
         self.bank: StateBank | None = None
+        self.states: SlotStates | None = None
+
+    def answer(self, layer: SsmLayer, core: Core, arguments: Mapping[str, Any]) -> Any | None:
+        """Let the slots look at a call of a core, and answer it while they decode."""
+        return None if self.states is None else self.states.answer(layer, core, arguments)
 
     def advance(
         self, layer: int, recurrence: Recurrence, inputs: TokenInputs, *, valid: Bool[Tensor, "rows time"] | None = None

@@ -5,7 +5,7 @@ import math
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -92,7 +92,10 @@ class OutputHead:
         input_ids: Int64[Tensor, "rows time"],
         cache: DynamicCache | None = None,
         start_position: int = 0,
-        attention_mask: Bool[Tensor, "rows past_and_time"] | Int64[Tensor, "rows past_and_time"] | None = None,
+        attention_mask: Bool[Tensor, "rows past_and_time"]
+        | Int64[Tensor, "rows past_and_time"]
+        | Shaped[Tensor, "rows 1 time slots"]
+        | None = None,
         positions: Int64[Tensor, "rows time"] | None = None,
     ) -> Float[Tensor, "rows time hidden"]:
         """Final hidden states, after the last norm, in the dtype that the model gives them.
@@ -101,7 +104,8 @@ class OutputHead:
             input_ids: Tokens of this pass.
             cache: Holds the past; it is extended. Without one the pass has no past.
             start_position: Number of tokens (padding included) that the cache has seen.
-            attention_mask: False or 0 at padding; covers the past and this pass.
+            attention_mask: False or 0 at padding; covers the past and this pass. One with four axes says of each slot
+                of the cache whether a token attends to it, in the form that the model's attention takes.
             positions: Position of each token in its own sequence, where padding makes rows differ; else they count from
                 `start_position`. Models that take no positions find the distance of two tokens by themselves.
 
@@ -112,14 +116,15 @@ class OutputHead:
         rows, tokens = input_ids.shape
         if cache is None and start_position:
             raise ValueError(f"expected a cache for a pass that starts at position {start_position}, got none")
-        if attention_mask is not None and tuple(attention_mask.shape) != (rows, start_position + tokens):
+        whole = attention_mask is not None and attention_mask.ndim == 4
+        if attention_mask is not None and not whole and tuple(attention_mask.shape) != (rows, start_position + tokens):
             raise ValueError(
                 f"expected an attention mask of shape {(rows, start_position + tokens)} (past and current tokens), "
                 f"got {tuple(attention_mask.shape)}"
             )
         arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": cache is not None}
         if attention_mask is not None:
-            arguments["attention_mask"] = attention_mask.to(torch.int64)
+            arguments["attention_mask"] = attention_mask if whole else attention_mask.to(torch.int64)
         if self._takes_positions:
             # Not every model derives the position from its cache.
             if positions is None:

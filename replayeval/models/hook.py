@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +21,7 @@ from replayeval.models.masks import MaskTracker
 from replayeval.models.quiet import quiet
 from replayssm.records import Recurrence, TokenInputs
 
-__all__ = ["HookReport", "SsmLayer", "StateDriver", "hooked", "ssm_layers"]
+__all__ = ["CoreDriver", "HookReport", "SsmLayer", "StateDriver", "hooked", "ssm_layers"]
 
 
 class StateDriver(Protocol):
@@ -36,6 +36,15 @@ class StateDriver(Protocol):
         valid: Bool[Tensor, "rows time"] | None = None,
     ) -> Float[Tensor, "rows time heads d_v"]:
         """Consume `inputs` in `layer` and return the reads; rows are untouched by tokens that are not valid."""
+        ...
+
+
+@runtime_checkable
+class CoreDriver(Protocol):
+    """A driver that sees the calls of the cores as the mixers make them, and may answer some of them itself."""
+
+    def answer(self, layer: SsmLayer, core: Core, arguments: Mapping[str, Any]) -> Any | None:
+        """What the core returns for one token per row, or None to be asked through `advance`."""
         ...
 
 
@@ -96,6 +105,11 @@ class _Session:
                 f"layer {layer.layer_idx} ({layer.name}): expected one sequence per row, got packed sequences; "
                 "pass one sequence per row, padded where lengths differ"
             )
+        if isinstance(self.driver, CoreDriver):
+            answered = self.driver.answer(layer, core, arguments)
+            if answered is not None:
+                self._count(layer, 1)
+                return answered
         if layer.recurrence is Recurrence.MAMBA2:
             return self._serve_mamba2(layer, core, arguments)
         _check_state(layer, arguments["initial_state"])
@@ -120,9 +134,12 @@ class _Session:
         tokens = inputs.value.shape[1]
         valid = self.masks.valid(rows=inputs.value.shape[0], tokens=tokens, device=inputs.value.device)
         outputs = self.driver.advance(layer.layer_idx, layer.recurrence, inputs, valid=valid)
+        self._count(layer, tokens)
+        return outputs
+
+    def _count(self, layer: SsmLayer, tokens: int) -> None:
         self.report.calls[layer.layer_idx] += 1
         self.report.tokens[layer.layer_idx] += tokens
-        return outputs
 
 
 @contextmanager
