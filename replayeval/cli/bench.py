@@ -92,6 +92,9 @@ def generate(
     tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to generate behind each prompt.")] = "64",
     window: options.Window = "16",
     backend: Annotated[str, typer.Option(metavar="torch|triton", help="What advances the states.")] = "torch",
+    graphs: Annotated[
+        str, typer.Option(metavar="auto|on|off", help="Replay steps of backend triton as CUDA graphs.")
+    ] = "auto",
     repeats: Annotated[str, typer.Option(metavar="N", help="Timed repetitions; the median counts.")] = "3",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -106,10 +109,11 @@ def generate(
     times = values.integer(repeats, option="--repeats", least=1, most=1000)
     target = values.json_target(json)
     dtype_name, device_name = values.dtype(dtype), values.device(device)
-    execution = _execution(backend)
+    execution, graphs_word = _execution(backend), values.one_of(graphs, ("auto", "on", "off"), option="--graphs")
     arms = options.arms(None, arm, window=options.window_tokens(window)) if arm else []
 
     from replayeval.engine.bench_generate import bench_generate
+    from replayeval.engine.generation import Graphs
 
     head, texts = _model_and_texts(
         model,
@@ -122,7 +126,16 @@ def generate(
         trust_remote_code=trust_remote_code,
     )
     prompts = [ids[:prompt_tokens] for ids in texts]
-    outcome = bench_generate(head, prompts, arms, new_tokens=new_tokens, repeats=times, execution=execution, say=say)
+    outcome = bench_generate(
+        head,
+        prompts,
+        arms,
+        new_tokens=new_tokens,
+        repeats=times,
+        execution=execution,
+        graphs=Graphs(graphs_word),
+        say=say,
+    )
     if _write(outcome.to_json(), target):
         _show_generation(outcome)
 
@@ -139,17 +152,20 @@ def _execution(text: str) -> "Execution":
 def _show_generation(outcome: "GenerateBench") -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("what")
-    for name in ("seconds", "tokens/s", "over generate"):
+    for name in ("seconds", "tokens/s", "over generate", "ms a step", "over generate"):
         table.add_column(name, justify="right")
     for timing in outcome.timings:
         numbers = (f"{timing.seconds:.3f}", f"{timing.tokens_per_s:,.1f}", f"{timing.ratio:.2f}x")
-        table.add_row(timing.name, *numbers)
+        step = "" if timing.step_ms is None else f"{timing.step_ms:.3f}"
+        table.add_row(timing.name, *numbers, step, "" if timing.step_ratio is None else f"{timing.step_ratio:.2f}x")
     console = Console()
     console.print(table)
     console.print(
         f"{outcome.rows} rows, prompts of {outcome.prompt_tokens} tokens, {outcome.new_tokens} generated; states "
-        f"advanced by {outcome.backend}"
+        f"advanced by {outcome.backend} on {outcome.device}"
     )
+    for way in dict.fromkeys(timing.steps for timing in outcome.timings[1:]):
+        console.print(f"steps: {way}")
     console.print(
         f"greedy tokens of conventional:fp32 equal to those of generate: {outcome.compared_tokens:,}"
         + (f", until a tie in {outcome.ties} rows" if outcome.ties else "")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from replayeval.engine.generation import Generator as Engine
-from replayeval.engine.generation import Request
+from replayeval.engine.generation import Graphs, Request
 from replayeval.engine.memory import peak_memory_bytes
 from replayeval.engine.precision import exact_float32
 from replayeval.errors import ConfigError, NumericsError
@@ -25,6 +26,8 @@ from replayssm.backend import Execution
 from replayssm.policy import REFERENCE, Policy
 
 SCHEMA = "replayeval.bench.generate/1"
+
+PEER = "transformers generate"
 
 TIE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Gap of two logits, relative to the largest, within which the two engines may choose differently.
@@ -41,14 +44,22 @@ class GenerateTiming:
     Attributes:
         name: What ran.
         seconds: Median over the repeats, prompts included.
-        tokens_per_s: Generated tokens of all rows per second.
+        prompt_seconds: Median for the prompts and one token each.
+        tokens_per_s: Generated tokens of all rows per second, prompts included.
         ratio: `tokens_per_s` over that of transformers' `generate` in the same run.
+        step_ms: Milliseconds of each token after the first, all rows together; none when one token was generated.
+        step_ratio: `step_ms` of `generate` over this one.
+        steps: How tokens after the first were computed.
     """
 
     name: str
     seconds: float
+    prompt_seconds: float
     tokens_per_s: float
     ratio: float
+    step_ms: float | None
+    step_ratio: float | None
+    steps: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +74,7 @@ class GenerateBench:
         compared_tokens: Greedy tokens of the float32 policy that were compared with those of `generate`.
         ties: Rows that went apart where two logits were closer than rounding.
         backend: What advanced the states.
+        device: Where the model lay.
         peak_memory_bytes: Of the process or the devices, over everything that ran.
     """
 
@@ -73,6 +85,7 @@ class GenerateBench:
     compared_tokens: int
     ties: int
     backend: str
+    device: str
     peak_memory_bytes: int
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +101,7 @@ def bench_generate(
     new_tokens: int,
     repeats: int = 3,
     execution: Execution | None = None,
+    graphs: Graphs = Graphs.AUTO,
     say: Callable[[str], None] = lambda _: None,
 ) -> GenerateBench:
     """Time generation of all prompts side by side.
@@ -103,10 +117,12 @@ def bench_generate(
         new_tokens: Tokens to generate; no token ends a text early.
         repeats: Timed repetitions after one untimed.
         execution: What advances the states.
+        graphs: Whether steps are replayed as CUDA graphs.
         say: Told what is running.
 
     Raises:
         ConfigError: When prompts differ in length, or nothing is to be generated.
+        UnsupportedArmError: When an arm cannot be generated under in this way.
         NumericsError: When answers differ; nothing is timed then.
     """
     execution = Execution() if execution is None else execution
@@ -118,46 +134,45 @@ def bench_generate(
         )
     rows = len(prompts)
     ids = torch.as_tensor(np.stack(list(prompts)).astype(np.int64), device=head.input_device)
-    requests = [
-        Request(prompt=[int(t) for t in prompt], sequence=row, max_tokens=new_tokens)
-        for row, prompt in enumerate(prompts)
-    ]
+    words = [[int(t) for t in prompt] for prompt in prompts]
 
-    def peer() -> list[list[int]]:
+    def peer(tokens: int) -> list[list[int]]:
         with torch.inference_mode(), quiet():
             found = cast(Any, head.model).generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
             )
         return found[:, ids.shape[1] :].tolist()
 
-    def ours(policy: Policy) -> list[list[int]]:
-        answers = Engine(head, policy, slots=rows, execution=execution).generate(requests)
-        return [list(answer.tokens) for answer in answers]
-
+    # One engine for all turns: what it records of a step in its first is what it replays in the others.
     policies = tuple(dict.fromkeys((REFERENCE, *arms)))
-    contestants: list[tuple[str, Callable[[], object]]] = [("transformers generate", peer)]
-    contestants += [(str(policy), lambda policy=policy: ours(policy)) for policy in policies]
+    engines = {p: Engine(head, p, slots=rows, execution=execution, graphs=graphs) for p in policies}
+
+    def ours(policy: Policy, tokens: int) -> list[list[int]]:
+        requests = [Request(prompt=prompt, sequence=row, max_tokens=tokens) for row, prompt in enumerate(words)]
+        return [list(answer.tokens) for answer in engines[policy].generate(requests)]
+
+    contestants: list[tuple[str, Callable[[int], object]]] = [(PEER, peer)]
+    contestants += [(str(policy), partial(ours, policy)) for policy in policies]
     with exact_float32(), _endless(head):
-        say("comparing greedy tokens with transformers generate")
-        compared, ties = _check(head, ids, peer(), ours(REFERENCE))
-        samples: dict[str, list[float]] = {name: [] for name, _ in contestants}
+        say(f"comparing greedy tokens with {PEER}")
+        compared, ties = _check(head, ids, peer(new_tokens), ours(REFERENCE, new_tokens))
+        whole: dict[str, list[float]] = {name: [] for name, _ in contestants}
+        first: dict[str, list[float]] = {name: [] for name, _ in contestants}
         for turn in range(repeats + 1):
             for name, work in contestants:
                 say(f"{name}, {'warming up' if turn == 0 else f'{turn} of {repeats}'}")
-                seconds = _seconds(work)
+                seconds = _seconds(partial(work, new_tokens))
+                prompt_seconds = _seconds(partial(work, 1))
                 if turn:
-                    samples[name].append(seconds)
-    medians = {name: statistics.median(found) for name, found in samples.items()}
-    first = medians[contestants[0][0]]
+                    whole[name].append(seconds)
+                    first[name].append(prompt_seconds)
+    steps = {PEER: "transformers"} | {str(policy): str(engine.steps) for policy, engine in engines.items()}
     return GenerateBench(
-        timings=tuple(
-            GenerateTiming(
-                name=name,
-                seconds=seconds,
-                tokens_per_s=rows * new_tokens / seconds,
-                ratio=first / seconds,
-            )
-            for name, seconds in medians.items()
+        timings=_timings(
+            {name: (statistics.median(whole[name]), statistics.median(first[name])) for name, _ in contestants},
+            steps=steps,
+            rows=rows,
+            new_tokens=new_tokens,
         ),
         rows=rows,
         prompt_tokens=ids.shape[1],
@@ -165,8 +180,44 @@ def bench_generate(
         compared_tokens=compared,
         ties=ties,
         backend=str(execution),
+        device=_device_name(head.input_device),
         peak_memory_bytes=peak_memory_bytes(),
     )
+
+
+def _timings(
+    medians: dict[str, tuple[float, float]], *, steps: dict[str, str], rows: int, new_tokens: int
+) -> tuple[GenerateTiming, ...]:
+    """The contestants, from the seconds of whole answers and of their first tokens."""
+
+    def step_ms(name: str) -> float | None:
+        seconds, prompt_seconds = medians[name]
+        # On a machine that stumbles, the first token alone can seem to take longer than all.
+        return None if new_tokens == 1 else 1e3 * max(seconds - prompt_seconds, 0.0) / (new_tokens - 1)
+
+    peer = step_ms(PEER)
+
+    def step_ratio(name: str) -> float | None:
+        own = step_ms(name)
+        return None if peer is None or not own else peer / own
+
+    return tuple(
+        GenerateTiming(
+            name=name,
+            seconds=seconds,
+            prompt_seconds=prompt_seconds,
+            tokens_per_s=rows * new_tokens / seconds,
+            ratio=medians[PEER][0] / seconds,
+            step_ms=step_ms(name),
+            step_ratio=step_ratio(name),
+            steps=steps[name],
+        )
+        for name, (seconds, prompt_seconds) in medians.items()
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _check(head: OutputHead, prompts: torch.Tensor, peer: list[list[int]], ours: list[list[int]]) -> tuple[int, int]:

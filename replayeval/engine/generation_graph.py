@@ -287,8 +287,11 @@ class FixedRows:
         self._states.slot_index.fill_(-1)
         self._positions.zero_()
         try:
-            with self._decoder.attempt(), torch.cuda.device(self._positions.device):
+            with self._decoder.attempt():
                 self._record()
+        except torch.OutOfMemoryError:
+            # Fewer rows are the remedy, and the caller's.
+            raise
         except (RuntimeError, UnsupportedArmError) as error:
             self._graph, self._logits = None, None
             self._refuse(f"the step of this model cannot be captured: {_first_line(error)}")
@@ -298,15 +301,16 @@ class FixedRows:
             self._cache.restore(kept)
 
     def _record(self) -> None:
-        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self._body()
-        current.wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._body()
+        with torch.cuda.device(self._positions.device):
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self._body()
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                logits = self._body()
         self._graph, self._logits = graph, logits
         self.captures += 1
 

@@ -81,6 +81,7 @@ class ReplayLM(HFLM):
     Attributes:
         generation_records: How each answer of the last `generate_until` came about, by SHA-256 of the prompt and number
             of the repeat.
+        generation_steps: How the tokens of the last `generate_until` were computed.
         on_answer: Called with index and text of each answer once it ends; again where memory ran out meanwhile.
         diverged: Continuations of the last log-likelihoods whose logits were not finite under the policy; they score
             minus infinity.
@@ -150,6 +151,7 @@ class ReplayLM(HFLM):
         check_head(self._head)
         check_execution(self._head, self.policy, self.execution)
         self.generation_records: dict[tuple[str, int], GenerationRecord] = {}
+        self.generation_steps: str | None = None
         self.on_answer: Callable[[int, str], None] | None = None
         self.diverged = 0
 
@@ -197,6 +199,7 @@ class ReplayLM(HFLM):
             "policy_seed": self.seed,
             "loglikelihood_context": str(self.context),
             "state_backend": str(self.execution),
+            "generation_steps": self.generation_steps,
         }
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -251,6 +254,7 @@ class ReplayLM(HFLM):
 
             engine = Engine(self._head, self.policy, seed=self.seed, slots=rows, execution=self.execution)
             engine.generate(asked, progress=finished)
+            self.generation_steps = str(engine.steps)
 
         self._run(work, len(requests), "generating" if not disable_tqdm else None)
         return [texts[i] for i in range(len(requests))]
