@@ -121,7 +121,7 @@ def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int =
     out = empty(batch, shape.heads, shape.d_v, dtype=half)
     index = empty(batch, dtype=torch.int32)
     step = prepare_step(slots, DecodeCursors(slots=batch, device="meta"), token, index, out=out, launch=launch)
-    return compile_kernel(step.kernel, step.arguments, warps=step.launch.warps, **step.options)
+    return compile_kernel(step.kernel, step.arguments, warps=step.warps, **step.options)
 
 
 def streaming_kernel(rows: int, cut: StreamLaunch) -> Compiled:

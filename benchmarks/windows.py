@@ -36,6 +36,7 @@ from replayssm.triton_walk import PREPARE_WARPS, warps
 
 TOKENS = 1024
 LAYER = 0
+PRODUCTS = {"ieee": 0, "tf32": 1, "bf16": 2, "bf16x6": 4}
 POLICIES = (REFERENCE, *precision_arms("nvfp4"))
 FORMATS = {
     "fp32": (),
@@ -144,7 +145,7 @@ def run_time(out: Path | None) -> int:
             shape = SHAPES[record["shape"]]
             record["seconds_per_chunk"] = {
                 execution: seconds_of(shape, execution, device)
-                for execution in ("triton", "triton:tf32", "triton:bf16", "torch")
+                for execution in ("triton", "triton:bf16x6", "triton:tf32", "triton:bf16", "torch")
             }
             print(record["shape"], record["seconds_per_chunk"], flush=True)
             if out is not None:
@@ -183,7 +184,7 @@ def compiled(kernel: Any, num_warps: int, constants: dict[str, Any]) -> dict[str
     return {"registers": int(registers[1]), "stack": int(stack[1]), "shared": int(made.metadata.shared)}
 
 
-def run_compile(names: Sequence[str]) -> int:
+def run_compile(names: Sequence[str], products: int) -> int:
     """Compile every kernel of some shapes."""
     if is_interpreted():
         print("expected compiled kernels, got TRITON_INTERPRET=1; unset it", file=sys.stderr)
@@ -197,7 +198,7 @@ def run_compile(names: Sequence[str]) -> int:
     for name in names:
         shape = SHAPES[name]
         kernels = importlib.import_module(f"replayssm.{shape.recurrence}.window_triton")
-        common = {"D_K": shape.d_k, "BLOCK_K": 128, "BLOCK_T": 16, "PRODUCTS": 0}
+        common = {"D_K": shape.d_k, "BLOCK_K": 128, "BLOCK_T": 16, "PRODUCTS": products}
         split = 32 if shape.d_v % 32 == 0 else 16
         whole = 1 << (shape.d_v - 1).bit_length()
         print(name, "prepare", compiled(kernels.prepare_kernel, PREPARE_WARPS[shape.recurrence], common), flush=True)
@@ -217,10 +218,11 @@ def main() -> int:
     parser.add_argument("what", choices=("time", "compile"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--shape", choices=tuple(SHAPES))
+    parser.add_argument("--products", choices=tuple(PRODUCTS), default="ieee", help="of the kernels to compile")
     arguments = parser.parse_args()
     if arguments.what == "time":
         return run_time(arguments.out)
-    return run_compile([arguments.shape] if arguments.shape else tuple(SHAPES))
+    return run_compile([arguments.shape] if arguments.shape else tuple(SHAPES), PRODUCTS[arguments.products])
 
 
 if __name__ == "__main__":

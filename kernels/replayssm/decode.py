@@ -2,16 +2,21 @@
 
 import importlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from replayssm.formats.triton_format import ElementCode, block
+from replayssm.formats.triton_format import ElementCode, ScaleCode, block
+from replayssm.launch import is_interpreted
 from replayssm.launch import launch as launch_kernel
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, StoredCopy
+
+WIDE, FLAT, MATRIX = 0, 1, 2
+ALL_STEPS, READS_ONLY, FLUSHES_ONLY = 0, 1, 2
 
 EPSILON = 1e-6
 """Inside the root of the L2 norm of delta-rule keys and queries."""
@@ -74,35 +79,35 @@ class Launch:
     """How a decode kernel is cut into programs.
 
     Attributes:
-        rows: Value rows of a tile, a power of two.
-        tiles: Tiles that one program works through.
+        rows: Value rows of a program, a power of two.
         warps: Warps of a program.
-        registers: Most registers per thread, or None to let the compiler choose. A flush that stores a scaled format
-            needs many, and would keep the steps that only read from sharing a multiprocessor.
+        registers: Most registers per thread, or None to let the compiler choose.
+        flush_rows: Where flushes have a launch of their own, the value rows of its programs. A flush that stores a scaled
+            format needs many registers, which would keep the steps that only read from sharing a multiprocessor.
+        flush_warps: Warps of a program of that launch.
     """
 
     rows: int
-    tiles: int
     warps: int
     registers: int | None = None
+    flush_rows: int | None = None
+    flush_warps: int = 8
 
 
 def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     """The launch used unless another is given; `replayeval bench kernels` sweeps around it."""
     d_v = slots.shape.d_v
-    if any(c.kernel.whole_head for c in slots.copies):
-        return Launch(rows=block(d_v), tiles=1, warps=8 if block(d_v) >= 64 else 4, registers=128)
     widest = max(c.kernel.tile_rows for c in slots.copies)
-    if batch * slots.shape.heads < 2048:
-        # Few sequences: one small tile per program, so that every multiprocessor has work.
-        return Launch(rows=max(16, widest), tiles=1, warps=4)
-    rows = max(32 if d_v % 32 == 0 else 16, widest)
-    tiles = -(-d_v // rows)
-    if any(c.format.is_scaled for c in slots.copies):
-        return Launch(rows=rows, tiles=tiles, warps=8, registers=128)
-    # What every warp repeats (vectors, scores, addresses) weighs more than the state: four warps need a quarter fewer
-    # instructions per head than eight, and with 168 registers three programs share a multiprocessor.
-    return Launch(rows=rows, tiles=tiles, warps=4, registers=168)
+    fewest = block(d_v) if any(c.kernel.whole_head for c in slots.copies) else max(16, widest)
+    few = batch * slots.shape.heads < 2048
+    if any(c.format.is_scaled for c in slots.copies) and slots.policy.window_tokens > 1:
+        rows = 32 if few else block(d_v)
+        flush_rows = max(fewest, 32 if d_v % 32 == 0 else 16)
+        return Launch(rows=rows, warps=max(1, rows // 32), flush_rows=flush_rows)
+    if few:
+        # Few sequences: small tiles, so that every multiprocessor has work.
+        return Launch(rows=fewest, warps=8)
+    return Launch(rows=block(d_v), warps=8, registers=128)
 
 
 def decode_step(
@@ -147,18 +152,22 @@ class PreparedStep:
         kernel: The Triton kernel.
         grid: Programs.
         arguments: Everything that the kernel takes, by name.
-        launch: How the work is cut.
+        warps: Warps of a program.
+        registers: Most registers per thread, or None.
+        flush: The launch that follows for the sequences which flush, where they have their own.
     """
 
     kernel: Any
     grid: tuple[int]
     arguments: dict[str, Any]
-    launch: Launch
+    warps: int
+    registers: int | None = None
+    flush: "PreparedStep | None" = None
 
     @property
     def options(self) -> dict[str, int]:
         """Options of the compiler beside the number of warps."""
-        return {} if self.launch.registers is None else {"maxnreg": self.launch.registers}
+        return {} if self.registers is None else {"maxnreg": self.registers}
 
     def run(self) -> None:
         """Launch the kernel on the current stream."""
@@ -166,9 +175,9 @@ class PreparedStep:
         constants = {n: v for n, v in self.arguments.items() if n.isupper()}
         given = [self.arguments[n] for n in names if n not in constants]
         # Fusing is safe: what is multiplied with a scale is next multiplied with something else.
-        launch_kernel(
-            self.kernel, self.grid, *given, num_warps=self.launch.warps, fused=True, **self.options, **constants
-        )
+        launch_kernel(self.kernel, self.grid, *given, num_warps=self.warps, fused=True, **self.options, **constants)
+        if self.flush is not None:
+            self.flush.run()
 
 
 def prepare_step(
@@ -194,13 +203,27 @@ def prepare_step(
             f"expected contiguous int32 slots of {rows} rows, got {slot_index.dtype} {tuple(slot_index.shape)}"
         )
     launch = launch or default_launch(slots, rows)
-    splits = _check_launch(slots, launch)
     kernel, arguments = _mamba2(slots, token) if slots.shape.recurrence is Recurrence.MAMBA2 else _delta(slots, token)
+    arguments |= _common(slots, cursors, slot_index, out)
+    heads = slots.shape.heads
+    two = launch.flush_rows is not None and slots.policy.window_tokens > 1
+    splits = _check_launch(slots, launch.rows, () if two else slots.copies)
+    flush = None
+    if two and launch.flush_rows is not None:
+        cuts = _check_launch(slots, launch.flush_rows, slots.copies)
+        flush = PreparedStep(
+            kernel=kernel,
+            grid=(min(rows * heads * cuts, _flush_programs(out.device)),),
+            arguments={**arguments, **_cut(slots, launch.flush_rows, cuts, FLUSHES_ONLY)},
+            warps=launch.flush_warps,
+        )
     return PreparedStep(
         kernel=kernel,
-        grid=(rows * slots.shape.heads * splits,),
-        arguments={**arguments, **_common(slots, cursors, slot_index, out, launch, splits)},
-        launch=launch,
+        grid=(rows * heads * splits,),
+        arguments={**arguments, **_cut(slots, launch.rows, splits, READS_ONLY if two else ALL_STEPS)},
+        warps=launch.warps,
+        registers=launch.registers,
+        flush=flush,
     )
 
 
@@ -234,25 +257,33 @@ def _kernel(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _check_launch(slots: DecodeSlots, launch: Launch) -> int:
+def _check_launch(slots: DecodeSlots, rows: int, stored: tuple[StoredCopy, ...]) -> int:
     """Programs per head; refuses launches that would split what shares a scale."""
     d_v = slots.shape.d_v
-    for copy in slots.copies:
+    for copy in stored:
         kernel = copy.kernel
-        if (kernel.whole_head and launch.rows < d_v) or launch.rows % kernel.tile_rows:
+        if (kernel.whole_head and rows < d_v) or rows % kernel.tile_rows:
             need = f"all {d_v} rows" if kernel.whole_head else f"a multiple of {kernel.tile_rows} rows"
-            raise ValueError(f"format {copy.format}: a tile must hold {need}, which share a scale, got {launch.rows}")
-    if launch.rows < 1 or launch.rows & (launch.rows - 1) or launch.tiles < 1:
-        raise ValueError(f"expected tiles of a power of two of rows and at least one tile, got {launch}")
-    return -(-d_v // (launch.rows * launch.tiles))
+            raise ValueError(f"format {copy.format}: a program must hold {need}, which share a scale, got {rows}")
+    if rows < 1 or rows & (rows - 1):
+        raise ValueError(f"expected a power of two of rows per program, got {rows}")
+    return -(-d_v // rows)
 
 
-def _common(
-    slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out: Tensor, launch: Launch, splits: int
-) -> dict[str, Any]:
+@cache
+def _flush_programs(device: torch.device) -> int:
+    """Programs of a launch that looks for flushes: as many as can be there at once, for most steps have few."""
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+def _cut(slots: DecodeSlots, rows: int, splits: int, steps: int) -> dict[str, Any]:
+    return {"BV": rows, "SPLITS": splits, "MASKED": rows * splits != slots.shape.d_v, "STEPS": steps}
+
+
+def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out: Tensor) -> dict[str, Any]:
     shape, window = slots.shape, slots.policy.window_tokens
     main, read = slots.copies[0], slots.copies[-1]
-    block_k = block(shape.d_k)
+    words = _reads_words(read, shape.d_k)
     return {
         "out": out,
         "slot_index": slot_index,
@@ -261,25 +292,42 @@ def _common(
         "sequences": cursors.sequences,
         "philox": slots.philox,
         **_copy(read, "read_"),
-        "read_words": read.payload.view(torch.int32) if _reads_words(read, shape.d_k) else read.payload,
-        "WORDS": _reads_words(read, shape.d_k),
+        "read_words": read.payload.view(torch.int32) if words else read.payload,
+        "WORDS": words,
+        "FORM": _form(slots, words),
         **_copy(main, ""),
         "out_row": out.stride(0),
         "out_head": out.stride(1),
         "out_step": out.stride(2),
+        "count_rows": len(out),
         "KEY_HEADS": shape.key_heads,
         "HEADS": shape.heads,
         "DV": shape.d_v,
         "DK": shape.d_k,
-        "BK": block_k,
+        "BK": block(shape.d_k),
         "WINDOW": window,
         "LP": max(2, 1 << max(window - 2, 0).bit_length()),
+        "ROWS": 1 << (max(len(out), 1) - 1).bit_length(),
         "SEPARATE": slots.separate,
-        "BV": launch.rows,
-        "tiles": launch.tiles,
-        "SPLITS": splits,
-        "MASKED": launch.rows * launch.tiles * splits != shape.d_v,
+        "INTERPRETED": is_interpreted(),
     }
+
+
+def _form(slots: DecodeSlots, words: bool) -> int:
+    """How the copy that serves outputs is read; see `replayssm.decode_device`."""
+    kernel, block_k = slots.copies[-1].kernel, block(slots.shape.d_k)
+    groups = block_k // kernel.group_keys
+    if words and slots.input_dtype is torch.bfloat16 and slots.shape.recurrence is not Recurrence.KDA:
+        codes = 8 if kernel.element is ElementCode.E2M1 else 4
+        fits = block_k // codes >= 16 and kernel.group_keys % codes == 0
+        per_block = kernel.scale is ScaleCode.E8M0 or (
+            kernel.scale is ScaleCode.E4M3 and kernel.element is ElementCode.E2M1
+        )
+        if fits and (groups == 1 if kernel.scale in (ScaleCode.FP32, ScaleCode.FP16) else per_block and groups > 1):
+            return MATRIX
+    if words or kernel.element is ElementCode.E2M1 or groups > 1:
+        return FLAT
+    return WIDE
 
 
 def _reads_words(copy: StoredCopy, d_k: int) -> bool:

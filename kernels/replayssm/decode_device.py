@@ -1,9 +1,13 @@
 """What the decode kernels of all recurrences share: tiles of stored states, suffix sums of decays, cursors.
 
-A tile holds `BV` value rows of one head, all keys of each. Scaled float codes of 8 or 4 bits are read as words of 4 or
-8 codes (`WORDS`): three integer instructions turn a code into a float32 that is off by a power of two, half of which a
-vector that meets it makes up for, and a factor on the sum the rest. Where that does not fit (`PACKED` without `WORDS`),
-the two codes of a byte stay in two tiles of half the width. Neither needs an exchange between threads.
+A tile holds `BV` value rows of one head, all keys of each, and is read in one of three ways:
+
+- WIDE: as `[BV, BK / 32, 32]`. Eight neighbouring threads share a row, which they sum over with three exchanges, where
+  a row spread over a whole warp would need five, and four times as often.
+- MATRIX: scaled float codes of 8 or 4 bits, in words of 4 or 8, meet bfloat16 vectors on the tensor cores. A code times
+  the scale of its block has at most 6 significant bits, so it is a bfloat16 and every product is exact.
+- FLAT: everything else, as `[BV, BK]`; words are turned into float32 by integer instructions that leave each code off by
+  a power of two, which the vector makes up for.
 """
 
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -23,7 +27,60 @@ from replayssm.formats.triton_bits import (
     magnitude_bits,
     philox_bits,
 )
-from replayssm.formats.triton_ops import SCALE_E4M3, SCALE_E8M0, SCALE_NONE, store_state
+from replayssm.formats.triton_ops import SCALE_E4M3, SCALE_E8M0, SCALE_NONE, load_state, store_state
+
+WIDE = tl.constexpr(0)
+FLAT = tl.constexpr(1)
+MATRIX = tl.constexpr(2)
+
+UNROLL = tl.constexpr(4)
+"""Records of a window that a flush works on at a time, so that their loads overlap."""
+
+ALL_STEPS = tl.constexpr(0)
+READS_ONLY = tl.constexpr(1)
+FLUSHES_ONLY = tl.constexpr(2)
+
+# Two words in, the bfloat16 of code n of both in register n: sign and code move to their places in both halves at once,
+# which leaves the value off by a power of two, and a product puts that right.
+_E2M1_ASM = tl.constexpr(
+    """{
+    .reg .b32 l, h, t, s, f;
+    mov.b32 f, FACTOR;
+    prmt.b32 l, WORD0, WORD1, 0x5410;
+    prmt.b32 h, WORD0, WORD1, 0x7632;
+    shl.b32 t, l, 6; and.b32 t, t, 0x01C001C0; shl.b32 s, l, 12; lop3.b32 t, s, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $0, t, f;
+    shl.b32 t, l, 2; and.b32 t, t, 0x01C001C0; shl.b32 s, l, 8; lop3.b32 t, s, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $1, t, f;
+    shr.b32 t, l, 2; and.b32 t, t, 0x01C001C0; shl.b32 s, l, 4; lop3.b32 t, s, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $2, t, f;
+    shr.b32 t, l, 6; and.b32 t, t, 0x01C001C0; lop3.b32 t, l, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $3, t, f;
+    shl.b32 t, h, 6; and.b32 t, t, 0x01C001C0; shl.b32 s, h, 12; lop3.b32 t, s, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $4, t, f;
+    shl.b32 t, h, 2; and.b32 t, t, 0x01C001C0; shl.b32 s, h, 8; lop3.b32 t, s, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $5, t, f;
+    shr.b32 t, h, 2; and.b32 t, t, 0x01C001C0; shl.b32 s, h, 4; lop3.b32 t, s, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $6, t, f;
+    shr.b32 t, h, 6; and.b32 t, t, 0x01C001C0; lop3.b32 t, h, 0x80008000, t, 0xEA;
+    mul.rn.bf16x2 $7, t, f;
+    }""".replace("WORD0", "$8").replace("WORD1", "$9")
+)
+_E2M1_SCALED_ASM = tl.constexpr(_E2M1_ASM.value.replace("FACTOR", "$10"))
+_E2M1_PLAIN_ASM = tl.constexpr(_E2M1_ASM.value.replace("FACTOR", "0x7E807E80"))
+
+
+def _byte_asm(shift: int, mask: str, factor: str) -> str:
+    lines = [
+        f"prmt.b32 x, $4, $5, 0x{4 + n}0{n}0; shr.b32 t, x, {shift}; and.b32 t, t, {mask}; "
+        f"lop3.b32 t, x, 0x80008000, t, 0xEA; mul.rn.bf16x2 ${n}, t, f;"
+        for n in range(4)
+    ]
+    return "{ .reg .b32 x, t, f; mov.b32 f, " + factor + "; " + " ".join(lines) + " }"
+
+
+_E4M3_ASM = tl.constexpr(_byte_asm(4, "0x07F007F0", "0x7B807B80"))
+_E5M2_ASM = tl.constexpr(_byte_asm(3, "0x0FE00FE0", "0x77807780"))
 
 
 @triton.jit
@@ -45,6 +102,65 @@ def product(low, high, vector_low, vector_high, PACKED: tl.constexpr):
 
 
 @triton.jit
+def wide(vector):
+    """A vector over keys as WIDE tiles meet it."""
+    CK: tl.constexpr = 32 if vector.shape[0] >= 32 else vector.shape[0]
+    return tl.reshape(vector, (1, vector.shape[0] // CK, CK))
+
+
+@triton.jit
+def wide_columns(BK: tl.constexpr):
+    """The key of each element of a WIDE tile, `[1, chunks, keys]`."""
+    CK: tl.constexpr = 32 if BK >= 32 else BK
+    return tl.arange(0, BK // CK)[None, :, None] * CK + tl.arange(0, CK)[None, None, :]
+
+
+@triton.jit
+def fetch_wide(pointer, rows, mask, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr):
+    """Numbers or codes of a tile, WIDE."""
+    column = wide_columns(BK)
+    where = pointer + rows[:, None, None] * DK + column
+    return fetch(where, mask[:, None, None] & (column < DK), MASKED or BK != DK)
+
+
+@triton.jit
+def wide_product(state, vector):
+    """`S x` for the rows of a WIDE tile and a vector that `wide` gave."""
+    return tl.sum(tl.sum(state * vector, axis=1), axis=1)
+
+
+@triton.jit
+def to_wide(values):
+    """A tile `[BV, BK]` as WIDE."""
+    BV: tl.constexpr = values.shape[0]
+    BK: tl.constexpr = values.shape[1]
+    CK: tl.constexpr = 32 if BK >= 32 else BK
+    return tl.reshape(values, (BV, BK // CK, CK))
+
+
+@triton.jit
+def to_flat(values):
+    """A WIDE tile as `[BV, BK]`."""
+    return tl.reshape(values, (values.shape[0], values.shape[1] * values.shape[2]))
+
+
+@triton.jit
+def load_wide(
+    payload_ptr, scale_ptr, head_scale_ptr, rows, mask, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr,
+):  # fmt: skip
+    """The float32 values of a stored tile, WIDE."""
+    if SCALE == SCALE_NONE:
+        return decode(fetch_wide(payload_ptr, rows, mask, MASKED, DK, BK), ELEMENT)
+    else:
+        return to_wide(
+            load_state(
+                payload_ptr, scale_ptr, head_scale_ptr, rows, mask, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP_KEYS
+            )
+        )
+
+
+@triton.jit
 def as_tile(vector, PACKED: tl.constexpr):
     """A vector over keys as a tile meets it: as it is, or (4-bit formats) its even and its odd elements."""
     if PACKED:
@@ -58,19 +174,23 @@ def as_tile(vector, PACKED: tl.constexpr):
 def fetch_tile(
     payload_ptr, scale_ptr, rows, mask, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     GROUP_KEYS: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr,
+    FORM: tl.constexpr,
 ):  # fmt: skip
-    """The codes `[BV, keys or bytes]` and the stored scales `[BV, groups]` of a tile, as they lie in memory."""
-    if WORDS:
-        place = tl.arange(0, BK // (8 if PACKED else 4))
-        width: tl.constexpr = DK // (8 if PACKED else 4)
-    elif PACKED:
-        place = tl.arange(0, BK // 2)
-        width: tl.constexpr = DK // 2
+    """The codes (`[BV, keys or bytes or words]`, or WIDE) and the stored scales `[BV, groups]` of a tile."""
+    if FORM == WIDE:
+        codes = fetch_wide(payload_ptr, rows, mask, MASKED, DK, BK)
     else:
-        place = tl.arange(0, BK)
-        width: tl.constexpr = DK
-    inside = mask[:, None] & (place < width)[None, :]
-    codes = fetch(payload_ptr + rows[:, None] * width + place[None, :], inside, MASKED or BK != DK)
+        if WORDS:
+            place = tl.arange(0, BK // (8 if PACKED else 4))
+            width: tl.constexpr = DK // (8 if PACKED else 4)
+        elif PACKED:
+            place = tl.arange(0, BK // 2)
+            width: tl.constexpr = DK // 2
+        else:
+            place = tl.arange(0, BK)
+            width: tl.constexpr = DK
+        inside = mask[:, None] & (place < width)[None, :]
+        codes = fetch(payload_ptr + rows[:, None] * width + place[None, :], inside, MASKED or BK != DK)
     if SCALE == SCALE_NONE:
         scales = codes
     else:
@@ -157,12 +277,112 @@ def word_product(words, factor, vector, ELEMENT: tl.constexpr):
 
 
 @triton.jit
+def word_values(words, factor, ELEMENT: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The codes of each word times a factor per word: four or eight bfloat16 tensors (float32 under the interpreter)."""
+    if INTERPRETED:
+        if ELEMENT == E2M1:
+            lifted = factor * 2.0**119 if SCALED else 2.0**126
+            return (
+                word_code(words, 0, ELEMENT) * lifted, word_code(words, 1, ELEMENT) * lifted,
+                word_code(words, 2, ELEMENT) * lifted, word_code(words, 3, ELEMENT) * lifted,
+                word_code(words, 4, ELEMENT) * lifted, word_code(words, 5, ELEMENT) * lifted,
+                word_code(words, 6, ELEMENT) * lifted, word_code(words, 7, ELEMENT) * lifted,
+            )  # fmt: skip
+        else:
+            lift: tl.constexpr = 2.0**120 if ELEMENT == E4M3 else 2.0**112
+            return (
+                word_code(words, 0, ELEMENT) * lift, word_code(words, 1, ELEMENT) * lift,
+                word_code(words, 2, ELEMENT) * lift, word_code(words, 3, ELEMENT) * lift,
+            )  # fmt: skip
+    elif ELEMENT == E2M1:
+        kinds: tl.constexpr = (
+            tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+        )  # fmt: skip
+        if SCALED:
+            return tl.inline_asm_elementwise(
+                _E2M1_SCALED_ASM, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r", [words, (factor * 2.0**119).to(tl.bfloat16)],
+                dtype=kinds, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            return tl.inline_asm_elementwise(
+                _E2M1_PLAIN_ASM, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [words], dtype=kinds, is_pure=True, pack=2
+            )
+    else:
+        return tl.inline_asm_elementwise(
+            _E4M3_ASM if ELEMENT == E4M3 else _E5M2_ASM, "=r,=r,=r,=r,r,r", [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+
+
+@triton.jit
+def matrix_products(
+    words, scales, head_scale_ptr, key_at, query_at, key_step, query_step, DK: tl.constexpr, BK: tl.constexpr,
+    ELEMENT: tl.constexpr, SCALE: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """`S k` and `S q` for the rows of a tile of words and bfloat16 vectors in memory."""
+    BV: tl.constexpr = words.shape[0]
+    WIDTH: tl.constexpr = words.shape[1]
+    GROUPS: tl.constexpr = scales.shape[1]
+    CODES: tl.constexpr = 8 if ELEMENT == E2M1 else 4
+    OF_WORDS: tl.constexpr = SCALE == SCALE_E4M3
+    factor = tl.full((1, 1), 1.0, tl.float32)
+    if GROUPS > 1:
+        stored = decode(scales, E4M3) if OF_WORDS else decode_power_of_two(scales)
+        factor = tl.reshape(tl.broadcast_to(stored[:, :, None], (BV, GROUPS, WIDTH // GROUPS)), (BV, WIDTH))
+    values = word_values(words, factor, ELEMENT, OF_WORDS, INTERPRETED)
+    word = tl.arange(0, WIDTH)[:, None]
+    # Eight columns of each vector, because the tensor cores take no fewer.
+    of_key = tl.arange(0, 16)[None, :] < 8
+    total = tl.zeros((BV, 16), tl.float32)
+    for n in tl.static_range(CODES):
+        channel = word * CODES + n
+        there = channel < DK
+        pair = tl.load(key_at + channel * key_step, mask=of_key & there, other=0.0)
+        pair += tl.load(query_at + channel * query_step, mask=(of_key == 0) & there, other=0.0)
+        value = values[n]
+        if INTERPRETED:
+            if GROUPS > 1 and not OF_WORDS:
+                value = value * factor
+            total = tl.dot(value, pair.to(tl.float32), acc=total, input_precision="ieee")
+        else:
+            if GROUPS > 1 and not OF_WORDS:
+                value = value * factor.to(tl.bfloat16)
+            total = tl.dot(value, pair, acc=total)
+    recalled, inherited = tl.split(tl.sum(tl.reshape(total, (BV, 2, 8)), axis=2))
+    if OF_WORDS:
+        # The factor of a word left out 2**7; eight equal columns were summed.
+        scale = tl.load(head_scale_ptr) * 16.0
+        return recalled * scale, inherited * scale
+    else:
+        recalled, inherited = recalled * 0.125, inherited * 0.125
+        if GROUPS == 1:
+            of_row = tl.sum(scales.to(tl.float32), axis=1)
+            recalled, inherited = recalled * of_row, inherited * of_row
+        return recalled, inherited
+
+
+@triton.jit
+def due_rows(slot_index, cursors, rows, WINDOW: tl.constexpr, ROWS: tl.constexpr):
+    """Which rows flush: how many, and the number of each among them (of any other row, 0), counted from 1."""
+    index = tl.arange(0, ROWS)
+    slot = tl.load(slot_index + index, mask=index < rows, other=-1)
+    count = tl.load(cursors + slot, mask=slot >= 0, other=-1)
+    due = ((slot >= 0) & (count == WINDOW - 1)).to(tl.int32)
+    return tl.sum(due, axis=0), tl.cumsum(due, axis=0) * due
+
+
+@triton.jit
 def read_tile(
     codes, scales, head_scale_ptr, vector, ELEMENT: tl.constexpr, SCALE: tl.constexpr, PACKED: tl.constexpr,
-    WORDS: tl.constexpr,
+    WORDS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """`S x` for the rows of a fetched tile."""
-    if WORDS:
+    if FORM == WIDE:
+        found = wide_product(decode(codes, ELEMENT), wide(vector))
+        if SCALE != SCALE_NONE:
+            found = found * tl.sum(stored_factor(scales, head_scale_ptr, SCALE), axis=1)
+        return found
+    elif WORDS:
         return word_product(codes, stored_factor(scales, head_scale_ptr, SCALE), vector, ELEMENT)
     else:
         low, high = decode_tile(codes, scales, head_scale_ptr, ELEMENT, SCALE, PACKED)
@@ -190,30 +410,23 @@ def decode_tile(codes, scales, head_scale_ptr, ELEMENT: tl.constexpr, SCALE: tl.
 
 
 @triton.jit
-def whole_tile(low, high, BV: tl.constexpr, BK: tl.constexpr, PACKED: tl.constexpr):
-    """The values of a tile in order, `[BV, BK]`."""
-    if PACKED:
-        return tl.reshape(tl.join(low, high), (BV, BK))
-    else:
-        return low
-
-
-@triton.jit
 def store_tile(
     values, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, rows, mask,
     COPY: tl.constexpr, MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, ELEMENT: tl.constexpr,
     SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Store `[BV, BK]` values of one head in a format; `philox` points to the seed's halves and the layer."""
-    BK: tl.constexpr = values.shape[1]
-    place = tl.arange(0, BK)[None, :]
+    """Store a WIDE tile of one head in a format; `philox` points to the seed's halves and the layer."""
+    BK: tl.constexpr = values.shape[1] * values.shape[2]
     if ELEMENT == FP32:
-        where = payload_ptr + rows[:, None] * DK + place
+        column = wide_columns(BK)
+        where = payload_ptr + rows[:, None, None] * DK + column
         if MASKED or BK != DK:
-            tl.store(where, values, mask=mask[:, None] & (place < DK))
+            tl.store(where, values, mask=mask[:, None, None] & (column < DK))
         else:
             tl.store(where, values)
     else:
+        values = to_flat(values)
+        place = tl.arange(0, BK)[None, :]
         kept = tl.where(mask[:, None] & (place < DK), values, 0.0)
         if STOCHASTIC:
             words = philox_bits(

@@ -86,7 +86,10 @@ class TritonWalk:
     def __init__(self, *, seed: int, sequences: Ints, products: Products) -> None:
         self._seed = seed
         self._sequences = sequences
-        self._products = {Products.IEEE: 0, Products.TF32: 1, Products.BF16: 3 if is_interpreted() else 2}[products]
+        # The interpreter knows no operands in parts, and multiplies float32 ones as they are.
+        compiled = {Products.IEEE: 0, Products.TF32: 1, Products.BF16: 2, Products.BF16X6: 4}
+        interpreted = {**compiled, Products.BF16: 3, Products.BF16X6: 0}
+        self._products = (interpreted if is_interpreted() else compiled)[products]
         self._tables: dict[tuple[object, ...], tuple[Slab, Lanes, list[_Group]]] = {}
 
     def walk(

@@ -32,6 +32,8 @@ IEEE = tl.constexpr(0)
 TF32 = tl.constexpr(1)
 BF16_PRODUCTS = tl.constexpr(2)
 BF16_INTERPRETED = tl.constexpr(3)
+BF16X6 = tl.constexpr(4)
+TF32X3 = tl.constexpr(5)
 
 
 @triton.jit
@@ -49,6 +51,10 @@ def add_product(start, a, b, PRODUCTS: tl.constexpr):
         result = tl.dot(_to_bfloat16(a), _to_bfloat16(b), acc=start, input_precision="ieee")
     elif PRODUCTS == TF32:
         result = tl.dot(a, b, acc=start, input_precision="tf32")
+    elif PRODUCTS == TF32X3:
+        result = tl.dot(a, b, acc=start, input_precision="tf32x3")
+    elif PRODUCTS == BF16X6:
+        result = tl.dot(a, b, acc=start, input_precision="bf16x6")
     else:
         result = tl.dot(a, b, acc=start, input_precision="ieee")
     return result

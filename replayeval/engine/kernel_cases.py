@@ -5,13 +5,14 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from replayssm.decode import DecodeToken, Launch, PreparedStep, advance, default_launch, prepare_step
+from replayssm.formats.triton_format import block
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape, Mamba2Constants
@@ -146,15 +147,37 @@ class LayerSets:
     def candidates(self) -> list[Launch | None]:
         """Launch configurations to choose from; None is the default."""
         found: list[Launch | None] = [None]
-        d_v = self.slots[0].shape.d_v
-        if any(c.kernel.whole_head for c in self.slots[0].copies):
-            rows = default_launch(self.slots[0], self.batch).rows
-            limits = ((4, 128), (8, None), (16, None))
-            return found + [Launch(rows=rows, tiles=1, warps=w, registers=r) for w, r in limits]
-        for rows, warps, limit in ((16, 4, None), (32, 4, None), (32, 8, None), (32, 8, 96), (64, 8, 168)):
-            if d_v % rows == 0:
-                cuts = dict.fromkeys((1, d_v // rows))
-                found += [Launch(rows=rows, tiles=t, warps=warps, registers=limit) for t in cuts]
+        slots = self.slots[0]
+        whole = block(slots.shape.d_v)
+        default = default_launch(slots, self.batch)
+        if default.flush_rows is not None:
+            limits = [
+                (whole, 4, None),
+                (whole, 4, 128),
+                (64, 4, 96),
+                (64, 2, None),
+                (64, 2, 128),
+                (32, 2, None),
+                (32, 1, None),
+            ]
+            return found + [
+                replace(default, rows=rows, warps=warps, registers=limit)
+                for rows, warps, limit in limits
+                if rows <= whole
+            ]
+        limits = [
+            (whole, 8, None),
+            (whole, 8, 128),
+            (64, 8, None),
+            (64, 8, 128),
+            (64, 8, 80),
+            (32, 8, None),
+            (16, 8, None),
+        ]
+        for rows, warps, limit in dict.fromkeys([*limits, (whole, 16, None), (32, 4, None), (16, 4, None)]):
+            fits = rows == whole or not any(c.kernel.whole_head for c in slots.copies)
+            if rows <= whole and fits and all(rows % c.kernel.tile_rows == 0 for c in slots.copies):
+                found.append(Launch(rows=rows, warps=warps, registers=limit))
         return found
 
     def prepare(self, launch: Launch | None) -> list[PreparedStep]:

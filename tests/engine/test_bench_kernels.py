@@ -168,6 +168,7 @@ def test_sets_are_large_enough_and_cursors_staggered(tiny: torch.Generator, monk
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", tuple(SHAPES)[:5])
 @pytest.mark.parametrize("policy", ["shared:fp32@L=16", "separate:fp8/fp32@L=4", "separate:nvfp4/fp32@L=4"])
 def test_kernels_on_a_card_at_the_shapes_of_the_paper(name: str, policy: str) -> None:

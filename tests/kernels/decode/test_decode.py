@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replayssm.decode import DecodeToken, Launch, advance, decode_step, default_launch, prepare_step
+from replayssm.decode import MATRIX, DecodeToken, Launch, advance, decode_step, default_launch, prepare_step
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape
@@ -22,8 +22,8 @@ FLOAT_CASES = [
     Case(recurrence="mamba2", policy="shared:fp32@L=3"),
     Case(recurrence="mamba2", policy="conventional:fp32", d_k=12),
     Case(recurrence="mamba2", policy="separate:fp16/fp32@L=3", dtype=torch.bfloat16),
-    Case(recurrence="gdn", policy="shared:fp32@L=4", launch=Launch(rows=2, tiles=2, warps=1)),
-    Case(recurrence="gdn", policy="shared:fp32@L=2", strided=True, d_v=8, launch=Launch(rows=8, tiles=1, warps=1)),
+    Case(recurrence="gdn", policy="shared:fp32@L=4", launch=Launch(rows=2, warps=1)),
+    Case(recurrence="gdn", policy="shared:fp32@L=2", strided=True, d_v=8, launch=Launch(rows=8, warps=1)),
     Case(recurrence="gdn", policy="conventional:fp32", normalise=False, d_k=12),
     Case(recurrence="gdn", policy="separate:nvfp4/fp32@L=3", dtype=torch.bfloat16),
     Case(recurrence="kda", policy="shared:fp32@L=3", d_k=12, strided=True),
@@ -47,6 +47,29 @@ def test_outputs_read_through_low_precision_states(policy: str) -> None:
     case = Case(recurrence="gdn", policy=f"{policy}@L=4", d_k=32, steps=((2, 1), (2, -1), (1, 2)))
     outcome = run(case)
     assert outcome.output_error <= 1
+
+
+@pytest.mark.parametrize("recurrence", ["gdn", "mamba2"])
+@pytest.mark.parametrize("read", ["fp8", "fp8_e5m2", "nvfp4", "mxfp8", "mxfp4"])
+def test_codes_meet_bfloat16_vectors_as_matrices(recurrence: str, read: str) -> None:
+    case = Case(
+        recurrence=recurrence,
+        policy=f"separate:{read}/fp32@L=3",
+        dtype=torch.bfloat16,
+        d_k=128 if read.endswith("fp4") else 72,
+        d_v=20,
+        steps=((2, 1), (2, -1), (1, 2)),
+    )
+    if read.startswith("mx") and case.d_k == 72:
+        case = replace(case, d_k=96)
+    slots, cursors, *_ = layer(case, torch.Generator().manual_seed(0))
+    one = token(case, 0, torch.Generator().manual_seed(0))
+    out = torch.empty_like(one.value)
+    prepared = prepare_step(slots, cursors, one, torch.tensor([2, 1], dtype=torch.int32), out=out)
+    assert prepared.arguments["FORM"] == MATRIX
+    outcome = run(case)
+    assert outcome.output_error <= 1
+    assert outcome.state_error <= STATE_LIMIT
 
 
 EXACT = [
@@ -138,7 +161,7 @@ def test_slots_that_are_not_named_keep_every_byte() -> None:
 def test_the_cut_of_the_work_changes_nothing() -> None:
     case = Case(recurrence="gdn", policy="shared:fp32@L=2", heads=1, steps=((2, 0), (2, 0)))
     whole = run(case)
-    cut = run(replace(case, launch=Launch(rows=2, tiles=1, warps=1)))
+    cut = run(replace(case, launch=Launch(rows=2, warps=1)))
     for a, b in zip(whole.outputs, cut.outputs, strict=True):
         assert torch.equal(a, b)
     assert torch.equal(whole.slots.copies[0].payload, cut.slots.copies[0].payload)
@@ -175,9 +198,10 @@ def test_nothing_on_the_device_is_looked_at_before_the_launch() -> None:
 def test_launches_and_inputs_that_do_not_fit_are_refused() -> None:
     case = Case(recurrence="gdn", policy="shared:nvfp4@L=4", d_k=32, d_v=40)
     slots, cursors, one, index, out = on_meta(case, 2)
-    assert default_launch(slots, 2).rows == 64
-    with pytest.raises(ValueError, match="all 40 rows"):
-        decode_step(slots, cursors, one, index, out=out, launch=Launch(rows=16, tiles=3, warps=4))
+    assert default_launch(slots, 2).flush_rows == 64
+    for launch in (Launch(rows=16, warps=4), Launch(rows=64, warps=4, flush_rows=16)):
+        with pytest.raises(ValueError, match="all 40 rows"):
+            decode_step(slots, cursors, one, index, out=out, launch=launch)
     with pytest.raises(ValueError, match="int32 slots of 2 rows"):
         decode_step(slots, cursors, one, index.long(), out=out)
     with pytest.raises(ValueError, match="`beta`"):
@@ -186,7 +210,7 @@ def test_launches_and_inputs_that_do_not_fit_are_refused() -> None:
         decode_step(slots, cursors, replace(one, key=one.key.half()), index, out=out)
     with pytest.raises(ValueError, match="power of two"):
         plain = on_meta(replace(case, policy="shared:fp32@L=4"), 2)[0]
-        decode_step(plain, cursors, one, index, out=out, launch=Launch(rows=3, tiles=1, warps=1))
+        decode_step(plain, cursors, one, index, out=out, launch=Launch(rows=3, warps=1))
     with pytest.raises(ValueError, match="error-feedback"):
         on_meta(replace(case, policy="shared:int8[ef=int8]@L=4"), 2)
     with pytest.raises(ValueError, match="Mamba2Constants"):
