@@ -3,6 +3,7 @@
 # transformers' `generate` is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -220,9 +221,18 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
+def _tie(head: OutputHead) -> float:
+    """How close two logits have to be to be a tie between the two engines."""
+    dtype = head.model.dtype
+    if dtype == torch.float32 and head.input_device.type == "cuda" and importlib.util.find_spec("fla") is not None:
+        # What transformers then runs multiplies in TF32, whose operands have as many bits as float16.
+        return TIE[torch.float16]
+    return TIE.get(dtype, TIE[torch.bfloat16])
+
+
 def _check(head: OutputHead, prompts: torch.Tensor, peer: list[list[int]], ours: list[list[int]]) -> tuple[int, int]:
     """Compare answers and return how many tokens were compared and how many rows went apart at a tie."""
-    limit = TIE.get(head.model.dtype, TIE[torch.bfloat16])
+    limit = _tie(head)
     compared = ties = 0
     for row, (theirs, own) in enumerate(zip(peer, ours, strict=True)):
         apart = next((i for i, pair in enumerate(zip(theirs, own, strict=True)) if pair[0] != pair[1]), None)

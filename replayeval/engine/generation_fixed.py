@@ -118,8 +118,12 @@ class FixedCache:
             places: Where each goes.
             lengths: Tokens of each, without padding.
         """
-        device = self._positions.device
-        source, target = (torch.tensor(list(x), dtype=torch.int64, device=device) for x in (rows, places))
+        source, target = self._index(rows), self._index(places)
+        alike = {n: [i for i, length in enumerate(lengths) if length == n] for n in dict.fromkeys(lengths)}
+        groups = [
+            (n, self._index([rows[i] for i in members]), self._index([places[i] for i in members]))
+            for n, members in alike.items()
+        ]
         layers: list[Any] = self.cache.layers
         for layer, given in zip(layers, cast(list[Any], part.layers), strict=True):
             if isinstance(layer, LinearAttentionCacheLayerMixin):
@@ -131,8 +135,11 @@ class FixedCache:
                     held, read = getattr(layer, name), getattr(given, name)
                     # Masked slots count with weight zero, which a number must meet: a row that diverged leaves none.
                     held[target] = 0
-                    for row, place, length in zip(rows, places, lengths, strict=True):
-                        held[place, :, :length] = read[row, :, read.shape[2] - length :]
+                    for length, chosen, there in groups:
+                        held[there, :, :length] = read.index_select(0, chosen)[:, :, read.shape[2] - length :]
+
+    def _index(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self._positions.device)
 
     def save(self) -> list[Tensor]:
         """Copies of what a step changes in places that are empty."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -233,7 +234,7 @@ class FixedRows:
         places = free[: len(rows)]
         index, picked = self._index(places), self._index(rows)
         lengths = part.lengths.index_select(0, picked)
-        counted = [int(n) for n in lengths]
+        counted = cast(list[int], lengths.tolist())  # pyright: ignore[reportUnknownMemberType]
         if self._cache is None:
             self._cache = FixedCache(part.cache, places=len(self._lengths), positions=self._positions)
         self._make_room(max([*self._lengths, *counted]) + 1)
