@@ -77,7 +77,7 @@ def token_bytes() -> tuple[bytes, ...]:
     """Return the bytes of every token; specials have none."""
     bytes_of = {character: byte for byte, character in enumerate(byte_alphabet())}
     backend = _backend()
-    names = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
+    names = [backend.id_to_token(i) or "" for i in range(backend.get_vocab_size())]
     return tuple(b"" if n in SPECIALS else bytes(bytes_of[c] for c in n) for n in names)
 
 
