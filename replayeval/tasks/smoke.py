@@ -10,8 +10,9 @@ from typing import Any, cast
 import datasets  # pyright: ignore[reportMissingTypeStubs]
 
 from replayeval.errors import ConfigError
-from replayeval.models.builtin.recall import AnswerSpan, BookStyle, Draws, TaskKind, write_book
+from replayeval.models.builtin.recall import AnswerSpan, BookStyle, Draws, RecallBook, TaskKind, new_value, write_book
 from replayeval.models.builtin.text import held_out_english
+from replayeval.models.builtin.tokenizer import decode
 from replayeval.tasks.sources import Row
 
 CHOICES = 4
@@ -83,7 +84,7 @@ def _questions(
         ]
         if asked:
             made += 1
-            yield _document(book.text, draws.pick(asked), book.answers, draws)
+            yield _document(book, draws.pick(asked), draws)
     if made < count:
         raise ConfigError(
             f"smoke: {tokens} tokens with answers {least_distance} tokens back give {made} questions in "
@@ -91,32 +92,27 @@ def _questions(
         )
 
 
-def _document(text: bytes, asked: AnswerSpan, answers: Sequence[AnswerSpan], draws: Draws) -> Row:
-    right = text[asked.start : asked.stop].decode()
+def _document(book: RecallBook, asked: AnswerSpan, draws: Draws) -> Row:
+    def spelled(answer: AnswerSpan) -> str:
+        return decode(book.ids[answer.start : answer.stop])
+
+    right = spelled(asked)
     # Other values of the book are the tempting ones; random ones fill up.
-    others = {text[a.start : a.stop].decode() for a in answers if a.kind is asked.kind} - {right}
-    options = sorted(others)
+    options = sorted({spelled(answer) for answer in book.answers if answer.kind is asked.kind} - {right})
     draws.shuffle(options)
     options = options[: CHOICES - 1]
+    space = " " if right.startswith(" ") else ""
     while len(options) < CHOICES - 1:
-        filler = _altered(right, draws)
+        filler = space + new_value(draws, asked.kind)
         if filler != right and filler not in options:
             options.append(filler)
     place = draws.below(CHOICES)
     options.insert(place, right)
     return {
-        "prompt": text[: asked.start].decode(),
-        "answer": right,
+        "prompt": decode(book.ids[: asked.start]),
+        "answer": right.strip(),
         "choices": options,
         "gold": place,
         "kind": str(asked.kind),
         "distance_tokens": asked.distance_tokens,
     }
-
-
-def _altered(value: str, draws: Draws) -> str:
-    """Return a value of the same form with other digits, or with its letters in another order."""
-    if value.isdigit():
-        return str(10 ** (len(value) - 1) + draws.below(9 * 10 ** (len(value) - 1)))
-    letters = [draws.pick("bdfgklmnprstvz") if c not in "aeiou" else draws.pick("aeiou") for c in value]
-    return "".join(letters)

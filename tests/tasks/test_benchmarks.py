@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replayeval.errors import ConfigError
+from replayeval.models.builtin.tokenizer import encode
 from replayeval.tasks.benchmarks import math_l5, same_expression
 from replayeval.tasks.catalog import task_folder
 from replayeval.tasks.documents import EvalTask, TaskList, load_tasks
@@ -129,8 +130,8 @@ def test_ruler_is_generated_alike_each_time_and_leaves_the_random_states_alone()
     longer = ruler(kind="vt", length=16384, tokenizer="builtin:gdn", samples=1)["test"]
     assert longer[0]["outputs"] != few[0]["outputs"]
     for row in many:
-        # A token is a byte here; the answer's 30 tokens belong to the length.
-        assert len(row["input"]) + len(row["gen_prefix"]) + 30 <= 8192
+        # The answer's 30 tokens belong to the length.
+        assert 8192 - 600 < len(encode(row["input"])) + len(encode(row["gen_prefix"])) + 30 <= 8192
         assert all(f"VAR {name} " in row["input"] for name in row["outputs"])
 
 
@@ -138,13 +139,13 @@ def test_ruler_is_generated_alike_each_time_and_leaves_the_random_states_alone()
 def test_needles_are_in_their_haystacks() -> None:
     for kind in ("niah_single_1", "niah_multikey_3"):
         for row in ruler(kind=kind, length=2048, tokenizer="builtin:gdn", samples=3)["test"]:
-            assert len(row["input"]) + 128 <= 2048
+            assert len(encode(row["input"])) + 128 <= 2048
             assert all(answer in row["input"] for answer in row["outputs"])
 
 
 def test_ruler_refuses_what_its_generators_would_try_for_ever() -> None:
     with pytest.raises(ConfigError, match="cwe needs about"):
-        ruler(kind="cwe", length=1024, tokenizer="builtin:gdn", samples=1)
+        ruler(kind="cwe", length=256, tokenizer="builtin:gdn", samples=1)
     with pytest.raises(ConfigError, match="expected a tokenizer"):
         ruler(kind="vt", length=4096)
     with pytest.raises(ConfigError, match="expected a task among"):

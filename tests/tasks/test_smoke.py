@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from replayeval.errors import ConfigError
+from replayeval.models.builtin.tokenizer import encode
 from replayeval.tasks.catalog import load
 from replayeval.tasks.smoke import recall_questions
 
@@ -21,11 +22,16 @@ def test_questions_can_be_answered_from_their_prompts_and_not_from_their_ends() 
     for row in recall_questions(**SETTINGS)["test"]:
         prompt, answer = row["prompt"], row["answer"]
         assert answer in prompt
-        assert len(prompt) - prompt.rindex(answer) == row["distance_tokens"] >= 64
-        assert 256 < len(prompt) < 512
-        assert row["choices"][row["gold"]] == answer
+        before = prompt[: prompt.rindex(answer)]
+        # A word brings its space along, so it begins one character earlier than it reads.
+        before = before[:-1] if answer.isalpha() else before
+        assert len(encode(prompt)) - len(encode(before)) == row["distance_tokens"] >= 64
+        assert 256 < len(encode(prompt)) < 512
+        assert row["choices"][row["gold"]].strip() == answer
+        # A prompt and a choice together have the tokens of both.
+        assert all(encode(prompt + choice) == encode(prompt) + encode(choice) for choice in row["choices"])
         assert len(set(row["choices"])) == 4
-        assert {len(choice) for choice in row["choices"]} == {len(answer)}
+        assert {choice.strip().isdigit() for choice in row["choices"]} == {answer.isdigit()}
 
 
 def test_they_depend_on_the_seed_alone_and_fewer_are_the_first_of_more() -> None:

@@ -12,9 +12,12 @@ from replayeval.models.builtin.config import TrainConfig
 from replayeval.models.builtin.filler import WordPairs
 from replayeval.models.builtin.recall import BookStyle, Draws, write_book
 from replayeval.models.builtin.text import English, training_english
+from replayeval.models.builtin.tokenizer import encode
 
 # Evaluation seeds are small numbers: no training document can be an evaluation document.
 _SEED_OFFSET = 1 << 40
+# Of generated filler, about; what falls short is read again from a drawn place.
+_CHARACTERS_PER_TOKEN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +30,18 @@ class Batch:
         is_english: Whether a document is plain English, `[rows]`.
     """
 
-    ids: NDArray[np.uint8]
+    ids: NDArray[np.int64]
     is_answer: NDArray[np.bool_]
     is_english: NDArray[np.bool_]
 
 
 def _training_style(draws: Draws, tokens: int) -> BookStyle:
     # Books with few facts alive teach recall first; those with many then stretch it.
-    live = 2 + draws.below(8)
-    spacing = 150.0 * (max(tokens / 6, 300.0) / 150.0) ** draws.uniform()
+    live = 2 + draws.below(11)
+    spacing = 60.0 * (max(tokens / 6, 240.0) / 60.0) ** draws.uniform()
     return BookStyle(
         tokens_per_fact=int(spacing),
-        questions_per_fact=(2.0 + 3.0 * draws.uniform()) * min(2.0, max(1.0, spacing / 300.0)),
+        questions_per_fact=(2.0 + 3.0 * draws.uniform()) * min(2.0, max(1.0, spacing / 150.0)),
         opening_facts=draws.below(live + 1),
         live_facts=live,
         max_distance_tokens=1 << 30,
@@ -46,16 +49,18 @@ def _training_style(draws: Draws, tokens: int) -> BookStyle:
     )
 
 
-def _english_run(draws: Draws, english: English, tokens: int) -> bytes:
+def _english_run(draws: Draws, english: English, tokens: int) -> NDArray[np.int64]:
     texts = english.chapter_texts
     start = draws.below(len(texts))
-    run = bytearray()
+    run: list[int] = []
+    first = 0
     for offset in range(len(texts)):
-        run += texts[(start + offset) % len(texts)]
-        if len(run) >= 2 * tokens + 8192:
+        run += encode(texts[(start + offset) % len(texts)])
+        first = first or len(run)
+        if len(run) >= tokens + first:
             break
-    begin = draws.below(max(1, min(len(run) - tokens, len(texts[start]))))
-    return bytes(run[begin : begin + tokens]).ljust(tokens)
+    begin = draws.below(max(1, min(len(run) - tokens, first)))
+    return np.resize(np.array(run, dtype=np.int64)[begin:], tokens)
 
 
 @functools.cache
@@ -76,21 +81,21 @@ def training_batch(config: TrainConfig, step: int, english: English) -> Batch:
     """
     stage, first = config.stage_at(step)
     seed = _SEED_OFFSET + config.seed
-    ids = np.empty((stage.rows, stage.tokens), dtype=np.uint8)
+    ids = np.empty((stage.rows, stage.tokens), dtype=np.int64)
     is_answer = np.zeros((stage.rows, stage.tokens), dtype=np.bool_)
     is_english = np.zeros(stage.rows, dtype=np.bool_)
     for row in range(stage.rows):
         draws = Draws(seed, first + row, 3)
         if draws.uniform() < config.english_share:
             is_english[row] = True
-            ids[row] = np.frombuffer(_english_run(draws, english, stage.tokens), dtype=np.uint8)
+            ids[row] = _english_run(draws, english, stage.tokens)
             continue
         style = _training_style(draws, stage.tokens)
-        verses: Sequence[bytes] = english.verses
+        verses: Sequence[str] = english.verses
         if draws.uniform() < config.generated_share:
-            verses = _training_pairs().verses(draws, stage.tokens)
+            verses = _training_pairs().verses(draws, _CHARACTERS_PER_TOKEN * stage.tokens)
         book = write_book(seed=seed, index=first + row, tokens=stage.tokens, verses=verses, style=style)
-        ids[row] = np.frombuffer(book.text, dtype=np.uint8)
+        ids[row] = book.ids
         for answer in book.answers:
             is_answer[row, answer.start : answer.stop] = True
     return Batch(ids=ids, is_answer=is_answer, is_english=is_english)

@@ -45,12 +45,13 @@ class TrainConfig:
         weight_decay: Decoupled decay of the matrices.
         warmup_steps: Steps of linear warm-up.
         decay_share: Share of all steps, at the end, over which the rates fall linearly to nothing.
-        answer_weight: Weight in the loss of a byte that belongs to an answer; a byte of plain English weighs 1.
-        context_weight: Weight of the other bytes of recall books. Their filler repeats the English often, so a low
+        answer_weight: Weight in the loss of a token that belongs to an answer; a token of plain English weighs 1.
+        context_weight: Weight of the other tokens of recall books. Their filler repeats the English often, so a low
             weight keeps the model from learning it by heart.
         english_share: Share of documents that are plain English instead of recall books.
         generated_share: Share of recall books whose filler is generated word by word instead of taken from the text.
         initial_weights: Directory of a model to start from, relative to the working directory; fresh weights when None.
+        last_step: Stop after this step, wherever the rates then are; None for the end of the stages.
         tf32: Let float32 products on a GPU read their operands in TF32.
         compile: Compile the layers.
         workers: Processes that write documents.
@@ -72,6 +73,7 @@ class TrainConfig:
     english_share: float = 0.15
     generated_share: float = 0.8
     initial_weights: str | None = None
+    last_step: int | None = None
     tf32: bool = True
     compile: bool = True
     workers: int = 6
@@ -79,14 +81,24 @@ class TrainConfig:
     eval_every: int = 1000
 
     @property
-    def total_steps(self) -> int:
-        """Steps of all stages."""
+    def planned_steps(self) -> int:
+        """Steps of all stages, over which the rates rise and fall."""
         return sum(stage.steps for stage in self.stages)
 
     @property
+    def total_steps(self) -> int:
+        """Steps that are run."""
+        return self.planned_steps if self.last_step is None else min(self.last_step, self.planned_steps)
+
+    @property
     def total_tokens(self) -> int:
-        """Tokens of all stages."""
-        return sum(stage.steps * stage.rows * stage.tokens for stage in self.stages)
+        """Tokens of the steps that are run."""
+        left, tokens = self.total_steps, 0
+        for stage in self.stages:
+            steps = min(stage.steps, left)
+            tokens += steps * stage.rows * stage.tokens
+            left -= steps
+        return tokens
 
     def stage_at(self, step: int) -> tuple[Stage, int]:
         """Return the stage of a step, and the number of documents written before that step."""
@@ -100,7 +112,7 @@ class TrainConfig:
 
     def rate_factor(self, step: int) -> float:
         """Return the share of the peak rates that a step uses."""
-        total = self.total_steps
+        total = self.planned_steps
         falling = max(1.0, total * self.decay_share)
         return min(1.0, (step + 1) / max(1, self.warmup_steps), max(0.0, (total - step) / falling))
 

@@ -1,5 +1,6 @@
 """The built-in evaluation documents: recall books beside held-out English."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from replayeval.models.builtin.recall import AnswerSpan, BookStyle, Draws, write_book
 from replayeval.models.builtin.text import held_out_english
+from replayeval.models.builtin.tokenizer import encode
 
 
 class DocumentKind(StrEnum):
@@ -28,7 +30,7 @@ class BuiltinDocument:
     Attributes:
         doc_id: Name that says how to make the document again.
         kind: What it is made of.
-        ids: Token ids; a token is a byte.
+        ids: Token ids of the built-in tokenizer.
         answers: Answers inside the document; none in English.
     """
 
@@ -38,11 +40,14 @@ class BuiltinDocument:
     answers: tuple[AnswerSpan, ...]
 
 
-def _ids(text: bytes) -> NDArray[np.int64]:
-    return np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+@functools.lru_cache(maxsize=8)
+def _shuffled_english(seed: int) -> NDArray[np.int64]:
+    chapters = list(held_out_english().chapter_texts)
+    Draws(seed, 2).shuffle(chapters)
+    return np.array([i for chapter in chapters for i in encode(chapter)], dtype=np.int64)
 
 
-def english_document(*, seed: int, index: int, tokens: int) -> bytes:
+def english_document(*, seed: int, index: int, tokens: int) -> NDArray[np.int64]:
     """Return held-out English of an exact length: whole chapters in an order drawn once per seed.
 
     Documents of one seed and length share no text as long as they fit into the excerpt together; past
@@ -51,17 +56,13 @@ def english_document(*, seed: int, index: int, tokens: int) -> bytes:
     Args:
         seed: Seed of the corpus.
         index: Index among the English documents.
-        tokens: Exact length in tokens (bytes).
+        tokens: Exact length.
 
     Returns:
-        The bytes.
+        The token ids.
     """
-    chapters = list(held_out_english().chapter_texts)
-    Draws(seed, 2).shuffle(chapters)
-    text = b"".join(chapters)
-    start = index * tokens % len(text)
-    repeats = 1 + (start + tokens) // len(text)
-    return (text * repeats)[start : start + tokens]
+    text = _shuffled_english(seed)
+    return text.take(np.arange(index * tokens, (index + 1) * tokens), mode="wrap")
 
 
 def builtin_corpus(
@@ -100,12 +101,12 @@ def builtin_corpus(
         counts[kind] += 1
         doc_id = f"builtin/{kind}/seed{seed}/{index}"
         if kind is DocumentKind.ENGLISH:
-            text = english_document(seed=seed, index=index, tokens=tokens)
-            documents.append(BuiltinDocument(doc_id=doc_id, kind=kind, ids=_ids(text), answers=()))
+            ids = english_document(seed=seed, index=index, tokens=tokens)
+            documents.append(BuiltinDocument(doc_id=doc_id, kind=kind, ids=ids, answers=()))
             continue
         verses = held_out_english().verses
         book = write_book(seed=seed, index=index, tokens=tokens, verses=verses, style=style or BookStyle())
-        documents.append(BuiltinDocument(doc_id=doc_id, kind=kind, ids=_ids(book.text), answers=book.answers))
+        documents.append(BuiltinDocument(doc_id=doc_id, kind=kind, ids=book.ids, answers=book.answers))
     return documents
 
 

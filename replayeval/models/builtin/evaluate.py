@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from replayeval.models.builtin.documents import BuiltinDocument, DocumentKind, builtin_corpus
 from replayeval.models.builtin.recall import TaskKind
+from replayeval.models.builtin.tokenizer import token_bytes
 
 Logits = Callable[[Int64[Tensor, "rows time"]], Float[Tensor, "rows time vocab"]]
 DISTANCE_EDGES: tuple[int, ...] = (0, 256, 512, 1024, 2048, 4096, 8192)
@@ -23,7 +24,7 @@ DISTANCE_EDGES: tuple[int, ...] = (0, 256, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Right answers out of all answers of one kind or distance; an answer counts when each of its bytes is right."""
+    """Right answers out of all answers of one kind or distance; an answer counts when each of its tokens is right."""
 
     right: int
     answers: int
@@ -73,7 +74,7 @@ def answers_right(document: BuiltinDocument, greedy: NDArray[np.int64]) -> list[
     Args:
         document: The document.
         greedy: Most likely token at each position for the next one, `[time]`. With the true text before it
-            teacher forcing and free running agree up to the first wrong byte, so this is exact.
+            teacher forcing and free running agree up to the first wrong token, so this is exact.
 
     Returns:
         One truth value per answer, in the document's order.
@@ -111,6 +112,8 @@ def evaluate(
     documents = builtin_corpus(docs, tokens, seed)
     hits: list[tuple[TaskKind, int, bool]] = []
     losses: list[NDArray[np.float64]] = []
+    sizes: list[NDArray[np.int64]] = []
+    bytes_of = np.array([len(token) for token in token_bytes()])
     for start in range(0, len(documents), rows):
         part = documents[start : start + rows]
         ids = torch.from_numpy(np.stack([document.ids for document in part])).to(device)
@@ -122,16 +125,25 @@ def evaluate(
         for row, document in enumerate(part):
             if document.kind is DocumentKind.ENGLISH:
                 losses.append(nll_values[row])
+                sizes.append(bytes_of[document.ids[1:]])
             right = answers_right(document, greedy[row])
             hits += [(a.kind, a.distance_tokens, ok) for a, ok in zip(document.answers, right, strict=True)]
-    quarters = np.array_split(np.stack(losses), 4, axis=1) if losses else []
+    quarters = (
+        [
+            float(part.sum() / size.sum()) / math.log(2)
+            for part, size in zip(*(np.array_split(np.stack(x), 4, axis=1) for x in (losses, sizes)), strict=True)
+        ]
+        if losses
+        else []
+    )
+    nats, size = sum(float(x.sum()) for x in losses), sum(int(x.sum()) for x in sizes)
     return ModelReport(
         tokens=tokens,
         recall=_tally([ok for _, _, ok in hits]),
         by_kind={kind.value: _tally([ok for k, _, ok in hits if k is kind]) for kind in TaskKind},
         by_distance={edge: _tally([ok for _, d, ok in hits if _edge(d) == edge]) for edge in DISTANCE_EDGES},
-        english_bits_per_byte=float(np.mean(losses)) / math.log(2) if losses else None,
-        english_bits_by_position=tuple(float(quarter.mean()) / math.log(2) for quarter in quarters),
+        english_bits_per_byte=nats / size / math.log(2) if losses else None,
+        english_bits_by_position=tuple(quarters),
     )
 
 

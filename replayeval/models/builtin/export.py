@@ -96,11 +96,11 @@ def card_text(config: TrainConfig, reports: Sequence[dict[str, Any]], spectrum: 
         "---",
         f"# builtin:{config.architecture}",
         "",
-        "A small language model over bytes that has to use its recurrent state: attention stands only below the first",
+        "A small language model that has to use its recurrent state: attention stands only below the first",
         "recurrence, so anything recalled from earlier text has gone through the state.",
         "",
         "## Training",
-        f"{config.total_tokens:,} tokens in {config.total_steps:,} steps, seed {config.seed}:",
+        f"{config.total_tokens:,} tokens in the first {config.total_steps:,} of these steps, seed {config.seed}:",
         *stages,
         *(
             ["", "It started from the weights of an earlier run (`initial_weights` in `measurements.json`)."]
@@ -110,7 +110,7 @@ def card_text(config: TrainConfig, reports: Sequence[dict[str, Any]], spectrum: 
         "",
         f"{100 * (1 - config.english_share):.0f}% of the documents are recall books, "
         f"{100 * config.english_share:.0f}% plain English.",
-        f"The loss weighs answer bytes {config.answer_weight:g}, plain English 1, "
+        f"The loss weighs answer tokens {config.answer_weight:g}, plain English 1, "
         f"the rest of the books {config.context_weight:g}. English is",
         "the King James text without the held-out books (Esther, Job, Ezekiel, Acts, Hebrews); "
         f"{100 * config.generated_share:.0f}% of the recall books have filler",

@@ -1,6 +1,6 @@
 """Generated English for training: sentences that share their word pairs with a text but are new every time.
 
-A small model learns a few megabytes by heart within some tens of passes, and then fails on any other text. Word pairs
+A small model learns a few megastr by heart within some tens of passes, and then fails on any other text. Word pairs
 drawn at random keep the vocabulary and local grammar and leave nothing to memorise.
 """
 
@@ -16,17 +16,17 @@ class WordPairs:
         verses: Text to take the pairs from.
     """
 
-    def __init__(self, verses: Sequence[bytes]) -> None:
+    def __init__(self, verses: Sequence[str]) -> None:
         """Count the pairs."""
-        self._starts: list[bytes] = []
-        self._followers: dict[bytes, list[bytes]] = {}
+        self._starts: list[str] = []
+        self._followers: dict[str, list[str]] = {}
         for verse in verses:
             words = verse.split()
             self._starts.append(words[0])
-            for word, follower in zip(words, [*words[1:], b""], strict=True):
+            for word, follower in zip(words, [*words[1:], ""], strict=True):
                 self._followers.setdefault(word, []).append(follower)
 
-    def verse(self, draws: Draws) -> bytes:
+    def verse(self, draws: Draws) -> str:
         """Return one new verse: from a word that starts verses to one that ends them, 60 words at most."""
         words = [draws.pick(self._starts)]
         while len(words) < 60:
@@ -34,11 +34,11 @@ class WordPairs:
             if not word:
                 break
             words.append(word)
-        return b" ".join(words)
+        return " ".join(words)
 
-    def verses(self, draws: Draws, size: int) -> list[bytes]:
-        """Return new verses of at least `size` bytes together."""
-        made: list[bytes] = []
+    def verses(self, draws: Draws, size: int) -> list[str]:
+        """Return new verses of at least `size` characters together."""
+        made: list[str] = []
         total = 0
         while total < size:
             made.append(self.verse(draws))

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from replayeval.models.builtin.parts import CausalConv, RMSNorm, causal_attention
 from replayeval.models.builtin.scan import gated_delta_chunked
+from replayeval.models.builtin.tokenizer import VOCAB_SIZE
 
 _EPS = 1e-6
 
@@ -25,10 +26,10 @@ _EPS = 1e-6
 class GDNShape:
     """Sizes of the model, as in its Hugging Face configuration."""
 
-    vocab_size: int = 264
+    vocab_size: int = VOCAB_SIZE
     hidden_size: int = 256
     layers: int = 6
-    intermediate_size: int = 768
+    intermediate_size: int = 640
     attention_heads: int = 4
     attention_key_heads: int = 2
     attention_head_dim: int = 64

@@ -2,45 +2,27 @@
 
 A book is a stream of facts, questions about facts that are still alive, and filler. Each book depends on
 (seed, index) alone, so books are independent of each other and any of them can be made by itself.
+Keys come from fixed lists whose words are single tokens, so what a book asks for is memory, not spelling.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+
+from replayeval.models.builtin import words
+from replayeval.models.builtin.tokenizer import encode
 
 _T = TypeVar("_T")
 
-_CONSONANTS = "bdfgklmnprstvz"
-_VOWELS = "aeiou"
-_CAPITALS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
-_ADJECTIVES = (
-    "able ancient bitter bold brave bright calm careful cheerful clear clever cold common curious dark deep "
-    "distant dry eager early empty faint fancy fierce firm flat fragile gentle giant glad golden grand grave "
-    "hollow honest humble icy idle jolly keen kind large lazy light lively lonely loud lucky mellow mighty modest "
-    "narrow noble odd open pale patient plain polite proud quick quiet rapid rare ready rough royal rustic sharp "
-    "shiny silent simple slow smooth soft solemn steady steep stern strange strong subtle sunny sweet swift tall "
-    "tame tender thick tidy tiny vast vivid warm weary wide wild wise young zealous"
-).split()
-_NOUNS = (
-    "acorn anchor apple arrow badge barn basket beacon bell berry bird blanket boat bottle branch bread bridge "
-    "broom bucket button cabin candle canyon carpet castle chain chair cherry circle clock cloud coin compass "
-    "copper cradle crown curtain desert diamond door drum eagle engine feather fence field flame flute forest "
-    "fountain garden gate glove grain hammer harbor harvest hill horse island jacket jewel kettle key kite ladder "
-    "lantern leaf letter lion marble meadow mirror mountain needle nest ocean orchard oven paddle paper pepper "
-    "pillow planet pocket quarry ribbon river rope saddle sail shadow shield silver spoon stone table temple "
-    "thread tower tunnel valley village violin wagon wheel window winter"
-).split()
-_NOISE = (
-    b"The grass is green.",
-    b"The sky is blue.",
-    b"The sun is yellow.",
-    b"Here we go.",
-    b"There and back again.",
-)
+# A key is free again once so many newer facts of its kind were stated.
+_KEYS_AT_REST = 32
+MOST_LIVE_FACTS = 24
 
 
 class TaskKind(StrEnum):
@@ -54,7 +36,7 @@ class TaskKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSpan:
-    """Where an answer stands in a document; positions are token indices, and one byte is one token.
+    """Where an answer stands in a document; positions are token indices.
 
     Attributes:
         start: First token of the answer.
@@ -94,6 +76,11 @@ class BookStyle:
         """Refuse values that no book can follow."""
         if self.tokens_per_fact < 1 or self.live_facts < 1 or self.max_distance_tokens < 1 or self.opening_facts < 0:
             raise ValueError(f"a book style needs positive sizes, got {self}: give values of at least 1")
+        if self.live_facts > MOST_LIVE_FACTS:
+            raise ValueError(
+                f"a book can keep at most {MOST_LIVE_FACTS} facts alive, got live_facts {self.live_facts}: its keys "
+                f"come from lists of {len(words.NAMES)} words"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +88,11 @@ class RecallBook:
     """One generated book.
 
     Attributes:
-        text: The bytes; one byte is one token.
-        answers: Answers that lie wholly inside the text, in order.
+        ids: Token ids, `[tokens]`.
+        answers: Answers that lie wholly inside the book, in order.
     """
 
-    text: bytes
+    ids: NDArray[np.int64]
     answers: tuple[AnswerSpan, ...]
 
 
@@ -153,30 +140,25 @@ def _digits(draws: Draws, count: int) -> str:
     return str(10 ** (count - 1) + draws.below(9 * 10 ** (count - 1)))
 
 
-def _syllables(draws: Draws, count: int) -> str:
-    return "".join(draws.pick(_CONSONANTS) + draws.pick(_VOWELS) for _ in range(count))
-
-
 def _new_key(draws: Draws, kind: TaskKind) -> str:
     match kind:
         case TaskKind.NUMBER:
-            return _syllables(draws, 3).capitalize()
+            return draws.pick(words.NAMES)
         case TaskKind.RECORD:
-            return _syllables(draws, 2) + _digits(draws, 2)
+            return draws.pick(words.NOUNS)
         case TaskKind.VARIABLE:
-            return "".join(draws.pick(_CAPITALS) for _ in range(5))
+            return draws.pick(words.VARIABLES)
         case TaskKind.NEEDLE:
-            if draws.uniform() < 0.3:
-                return f"{_syllables(draws, 3)}-{_syllables(draws, 2)}"
-            return f"{draws.pick(_ADJECTIVES)}-{draws.pick(_NOUNS)}"
+            return f"{draws.pick(words.ADJECTIVES)}-{draws.pick(words.NOUNS)}"
 
 
-def _new_value(draws: Draws, kind: TaskKind) -> str:
+def new_value(draws: Draws, kind: TaskKind) -> str:
+    """Draw a value of the form that facts of this kind have."""
     match kind:
         case TaskKind.NUMBER:
             return _digits(draws, 4)
         case TaskKind.RECORD:
-            return _syllables(draws, 2) + draws.pick(_CONSONANTS)
+            return draws.pick(words.ADJECTIVES)
         case TaskKind.VARIABLE:
             return _digits(draws, 5)
         case TaskKind.NEEDLE:
@@ -186,37 +168,43 @@ def _new_value(draws: Draws, kind: TaskKind) -> str:
 def _statement(kind: TaskKind, key: str) -> str:
     match kind:
         case TaskKind.NUMBER:
-            return f"The number of {key} is "
+            return f"The number of {key} is"
         case TaskKind.RECORD:
-            return f"Record {key} holds "
+            return f"Record {key} holds"
         case TaskKind.VARIABLE:
-            return f"VAR {key} = "
+            return f"VAR {key} ="
         case TaskKind.NEEDLE:
-            return f"One of the special magic numbers for {key} is: "
+            return f"One of the special magic numbers for {key} is:"
 
 
 def _question(kind: TaskKind, key: str) -> str:
     match kind:
         case TaskKind.NUMBER:
-            return f"Ask {key}: "
+            return f"Ask {key}:"
         case TaskKind.RECORD:
-            return f"Look up record {key}: "
+            return f"Look up record {key}:"
         case TaskKind.VARIABLE:
-            return f"The value of VAR {key} is "
+            return f"The value of VAR {key} is"
         case TaskKind.NEEDLE:
             return (
                 f"What is the special magic number for {key} mentioned in the provided text? "
-                f"The special magic number for {key} mentioned in the provided text is "
+                f"The special magic number for {key} mentioned in the provided text is"
             )
+
+
+def _head_and_value(head: str, value: str) -> tuple[Sequence[int], Sequence[int]]:
+    # The space before a number is a token of its own and known beforehand; before a word it is part of the word.
+    if value.isdigit():
+        return encode(f"{head} "), encode(value)
+    return encode(head), encode(f" {value}")
+
+
+_SHARES = ((TaskKind.NUMBER, 0.4), (TaskKind.RECORD, 0.6), (TaskKind.VARIABLE, 0.8), (TaskKind.NEEDLE, 1.0))
 
 
 def _draw_kind(draws: Draws) -> TaskKind:
     share = draws.uniform()
-    if share < 0.5:
-        return TaskKind.NUMBER
-    if share < 0.7:
-        return TaskKind.RECORD
-    return TaskKind.VARIABLE if share < 0.88 else TaskKind.NEEDLE
+    return next(kind for kind, below in _SHARES if share < below)
 
 
 class _Writer:
@@ -226,47 +214,53 @@ class _Writer:
         self.draws = draws
         self.style = style
         self.limit = limit
-        self.separator = b" " if draws.uniform() < 0.5 else b"\n"
-        self.buffer = bytearray()
+        self.separator = " " if draws.uniform() < 0.5 else "\n"
+        self.buffer: list[int] = []
         self.facts: list[_Fact] = []
-        self.used: set[str] = set()
+        self.used: dict[TaskKind, deque[str]] = {kind: deque(maxlen=_KEYS_AT_REST) for kind in TaskKind}
         self.answers: list[AnswerSpan] = []
 
-    def write(self, piece: bytes) -> None:
-        self.buffer += piece
-        self.buffer += self.separator
+    def write(self, piece: str) -> None:
+        self.buffer += encode(self.separator + piece if self.buffer else piece)
+
+    def _spell(self, head: str, value: str) -> tuple[int, int]:
+        """Write a sentence that ends in a value and return where the value stands."""
+        before, tokens = _head_and_value(self.separator + head if self.buffer else head, value)
+        self.buffer += before
+        start = len(self.buffer)
+        self.buffer += tokens
+        stop = len(self.buffer)
+        self.buffer += encode(".")
+        return start, stop
 
     def new_fact(self) -> None:
         """State a fact: mostly of a new key; sometimes a live variable is assigned anew."""
         kind = _draw_kind(self.draws)
         variables = [fact for fact in self.live() if fact.kind is TaskKind.VARIABLE]
-        if kind is TaskKind.VARIABLE and variables and self.draws.uniform() < 0.3:
+        if kind is TaskKind.VARIABLE and variables and self.draws.uniform() < 0.2:
             fact = self.draws.pick(variables)
             self.facts.remove(fact)
             key = fact.key
         else:
-            key = _new_key(self.draws, kind)
-            while key in self.used:
-                key = _new_key(self.draws, kind)
-            self.used.add(key)
-        head, value = _statement(kind, key), _new_value(self.draws, kind)
-        start = len(self.buffer) + len(head)
+            key = self._free_key(kind)
         if len(self.facts) >= self.style.live_facts:
             self.facts.remove(min(self.facts, key=lambda known: known.mentioned_at))
+        value = new_value(self.draws, kind)
+        start, _ = self._spell(_statement(kind, key), value)
         self.facts.append(_Fact(kind=kind, key=key, value=value, mentioned_at=start))
-        self.write(f"{head}{value}.".encode())
+
+    def _free_key(self, kind: TaskKind) -> str:
+        taken = {fact.key for fact in self.facts if fact.kind is kind} | set(self.used[kind])
+        key = _new_key(self.draws, kind)
+        while key in taken:
+            key = _new_key(self.draws, kind)
+        self.used[kind].append(key)
+        return key
 
     def live(self) -> list[_Fact]:
-        oldest = len(self.buffer) - self.style.max_distance_tokens + 256
+        oldest = len(self.buffer) - self.style.max_distance_tokens + 64
         self.facts = [fact for fact in self.facts if fact.mentioned_at >= oldest]
         return self.facts
-
-    def _answer(self, fact: _Fact, start: int) -> None:
-        stop = start + len(fact.value)
-        if stop <= self.limit:
-            span = AnswerSpan(start=start, stop=stop, kind=fact.kind, distance_tokens=start - fact.mentioned_at)
-            self.answers.append(span)
-        fact.mentioned_at = start
 
     def ask(self) -> None:
         live = self.live()
@@ -274,16 +268,22 @@ class _Writer:
             return
         # The stalest of three: an answer repeats its value, so asking at random would mostly test short memory.
         fact = min((self.draws.pick(live) for _ in range(3)), key=lambda drawn: drawn.mentioned_at)
-        head = _question(fact.kind, fact.key)
-        self._answer(fact, len(self.buffer) + len(head))
-        self.write(f"{head}{fact.value}.".encode())
+        start, stop = self._spell(_question(fact.kind, fact.key), fact.value)
+        if stop <= self.limit:
+            distance = start - fact.mentioned_at
+            self.answers.append(AnswerSpan(start=start, stop=stop, kind=fact.kind, distance_tokens=distance))
+        fact.mentioned_at = start
 
 
-def _filler(draws: Draws, verses: Sequence[bytes], style: BookStyle) -> Iterator[bytes]:
+# The mean over the kinds, about.
+_TOKENS_PER_QUESTION = 16
+
+
+def _filler(draws: Draws, verses: Sequence[str], style: BookStyle) -> Iterator[str]:
     if draws.uniform() < style.noise_share:
-        return itertools.cycle(_NOISE)
+        return itertools.cycle(words.NOISE)
 
-    def passages() -> Iterator[bytes]:
+    def passages() -> Iterator[str]:
         while True:
             start = draws.below(len(verses))
             for offset in range(4 + draws.below(28)):
@@ -292,13 +292,13 @@ def _filler(draws: Draws, verses: Sequence[bytes], style: BookStyle) -> Iterator
     return passages()
 
 
-def write_book(*, seed: int, index: int, tokens: int, verses: Sequence[bytes], style: BookStyle) -> RecallBook:
+def write_book(*, seed: int, index: int, tokens: int, verses: Sequence[str], style: BookStyle) -> RecallBook:
     """Write one recall book.
 
     Args:
         seed: Seed of the corpus, at least 0.
         index: Index of the book, at least 0.
-        tokens: Exact length in tokens (bytes), at least 1.
+        tokens: Exact length, at least 1.
         verses: Filler passages.
         style: How dense the book is.
 
@@ -320,27 +320,26 @@ def write_book(*, seed: int, index: int, tokens: int, verses: Sequence[bytes], s
         writer.new_fact()
     while len(writer.buffer) < tokens:
         _write_stretch(writer, filler)
-    return RecallBook(text=bytes(writer.buffer[:tokens]), answers=tuple(writer.answers))
+    return RecallBook(ids=np.array(writer.buffer[:tokens], dtype=np.int64), answers=tuple(writer.answers))
 
 
-def _write_stretch(writer: _Writer, filler: Iterator[bytes]) -> None:
+def _write_stretch(writer: _Writer, filler: Iterator[str]) -> None:
     draws, style = writer.draws, writer.style
-    goal = style.tokens_per_fact * (0.5 + draws.uniform())
+    end = len(writer.buffer) + style.tokens_per_fact * (0.5 + draws.uniform())
     questions = int(style.questions_per_fact * 2 * draws.uniform() + 0.5)
-    # A question is some 40 tokens on the mean of the kinds: what is left of the stretch is filler.
-    room = goal - 40 * (questions + 1)
-    pieces: list[bytes | None] = [None] * questions
-    while room > 0:
-        piece = next(filler)
-        pieces.append(piece)
-        room -= len(piece) + 1
-    # Filler keeps its reading order; only where the questions fall between it is drawn.
-    asks = [piece is None for piece in pieces]
-    draws.shuffle(asks)
-    passages = iter([piece for piece in pieces if piece is not None])
     writer.new_fact()
-    for ask in asks:
-        if ask:
-            writer.ask()
-        else:
-            writer.write(next(passages))
+    # What is left of the stretch is cut at random places, where the questions fall between the filler.
+    room = max(0.0, end - len(writer.buffer) - _TOKENS_PER_QUESTION * questions)
+    gaps = sorted(draws.uniform() * room for _ in range(questions))
+    filled = 0
+    for gap in gaps:
+        filled += _fill(writer, filler, gap - filled)
+        writer.ask()
+    _fill(writer, filler, room - filled)
+
+
+def _fill(writer: _Writer, filler: Iterator[str], tokens: float) -> int:
+    start = len(writer.buffer)
+    while len(writer.buffer) - start < tokens:
+        writer.write(next(filler))
+    return len(writer.buffer) - start

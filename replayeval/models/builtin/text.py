@@ -21,35 +21,35 @@ _EXCERPT = "english.txt.xz"
 
 @dataclass(frozen=True, kw_only=True)
 class English:
-    """English text as chapters of verses, in bytes.
+    """English text as chapters of verses.
 
     Attributes:
-        chapters: Verses of each chapter in reading order, UTF-8, without line breaks.
+        chapters: Verses of each chapter in reading order, without line breaks.
     """
 
-    chapters: tuple[tuple[bytes, ...], ...]
+    chapters: tuple[tuple[str, ...], ...]
 
     @functools.cached_property
-    def verses(self) -> tuple[bytes, ...]:
+    def verses(self) -> tuple[str, ...]:
         """All verses, chapter after chapter."""
         return tuple(verse for chapter in self.chapters for verse in chapter)
 
     @functools.cached_property
-    def chapter_texts(self) -> tuple[bytes, ...]:
+    def chapter_texts(self) -> tuple[str, ...]:
         """Each chapter as one run of text: verses joined by a space, a line break at the end."""
-        return tuple(b" ".join(chapter) + b"\n" for chapter in self.chapters)
+        return tuple(" ".join(chapter) + "\n" for chapter in self.chapters)
 
 
-def parse_english(text: bytes) -> English:
+def parse_english(text: str) -> English:
     """Read the packaged layout: one verse a line, an empty line after each chapter.
 
     Args:
-        text: UTF-8 bytes.
+        text: The layout's text.
 
     Returns:
         The chapters in order.
     """
-    chapters = (tuple(line for line in block.split(b"\n") if line) for block in text.split(b"\n\n"))
+    chapters = (tuple(line for line in block.split("\n") if line) for block in text.split("\n\n"))
     return English(chapters=tuple(chapter for chapter in chapters if chapter))
 
 
@@ -57,7 +57,7 @@ def parse_english(text: bytes) -> English:
 def held_out_english() -> English:
     """Return the English that ships with the package and was never trained on."""
     packed = importlib.resources.files(__package__ or __name__).joinpath("data", _EXCERPT).read_bytes()
-    return parse_english(lzma.decompress(packed))
+    return parse_english(lzma.decompress(packed).decode())
 
 
 def _bible_rows() -> list[dict[str, Any]]:
@@ -74,9 +74,9 @@ def _bible_rows() -> list[dict[str, Any]]:
 
 
 def _chapters(rows: list[dict[str, Any]]) -> English:
-    chapters: dict[tuple[str, int], list[bytes]] = {}
+    chapters: dict[tuple[str, int], list[str]] = {}
     for row in rows:
-        chapters.setdefault((row["book"], row["chapter"]), []).append(str(row["text"]).strip().encode())
+        chapters.setdefault((row["book"], row["chapter"]), []).append(str(row["text"]).strip())
     return English(chapters=tuple(tuple(verses) for verses in chapters.values()))
 
 
@@ -93,5 +93,5 @@ def training_english() -> English:
 def pack_held_out() -> bytes:
     """Build the packaged excerpt from the full text, for maintainers: the content of `data/english.txt.xz`."""
     english = _chapters([row for row in _bible_rows() if row["book"] in HELD_OUT_BOOKS])
-    text = b"\n\n".join(b"\n".join(chapter) for chapter in english.chapters)
-    return lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+    text = "\n\n".join("\n".join(chapter) for chapter in english.chapters)
+    return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)

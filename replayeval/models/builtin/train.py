@@ -81,7 +81,7 @@ def weighted_loss(
     is_english: Bool[Tensor, " rows"],
     config: TrainConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted loss, the plain loss of bytes outside answers, and that of answer bytes, in nats per byte."""
+    """Return the weighted loss and the plain losses of the tokens outside answers and of those inside, in nats."""
     losses = functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     answers = is_answer[:, 1:].flatten().float()
     base = torch.where(is_english, 1.0, config.context_weight)[:, None].expand_as(ids[:, 1:]).flatten()
@@ -192,7 +192,7 @@ class Training:
         started = since = time.monotonic()
         seen = 0
         for batch in training_batches(self.config, self.step):
-            ids = torch.from_numpy(batch.ids).to(self.device, non_blocking=True).long()
+            ids = torch.from_numpy(batch.ids).to(self.device, non_blocking=True)
             is_answer = torch.from_numpy(batch.is_answer).to(self.device, non_blocking=True)
             is_english = torch.from_numpy(batch.is_english).to(self.device, non_blocking=True)
             total, plain, recalled = weighted_loss(self.logits(ids), ids, is_answer, is_english, self.config)
