@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 
 from replayeval.report.schema import ArmReport, KLReport, RoundingRatio
 from replayeval.report.text import tokens_label, with_interval
@@ -70,6 +71,50 @@ def readme_block(records: Records) -> str:
         ]
     lines.append("![KL by length, rounding ratio and window sweep of the built-in models](docs/evidence/builtin.png)")
     return "\n".join(lines)
+
+
+def measured_tables(measurements: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what the models can do: recall and English by length, recall by task and distance, decays of the heads."""
+    rows: list[list[str]] = []
+    for name, values in measurements.items():
+        for report in values["reports"]:
+            answers = report["answers"]
+            low, high = binomtest(round(report["recall"] * answers), answers).proportion_ci(method="wilson")
+            bits = report["english_bits_per_byte"]
+            rows.append(
+                [
+                    f"`{name}`",
+                    f"{report['tokens']:,}",
+                    f"{100 * report['recall']:.1f}% [{100 * low:.1f}, {100 * high:.1f}]",
+                    f"{answers:,}",
+                    f"{bits:.3f} bits/byte (perplexity {2**bits:.2f} per byte)",
+                ]
+            )
+    lines = _table(["model", "tokens", "recall", "answers", "held-out English"], rows)
+    for key, title in (("by_kind", "task"), ("by_distance", "distance in tokens, from")):
+        heads = list(next(iter(measurements.values()))["reports"][0][key])
+        rows = [
+            [f"`{name}`", f"{report['tokens']:,}", *(_share(report[key][head]) for head in heads)]
+            for name, values in measurements.items()
+            for report in values["reports"]
+        ]
+        lines += ["", f"Recall by {title}:", "", *_table(["model", "tokens", *heads], rows)]
+    told: list[str] = []
+    for name, values in measurements.items():
+        lives = [head["half_life_tokens"] for head in values["half_life_tokens"]]
+        slow = sum(life > 1000 for life in lives)
+        told.append(f"`{name}` from {min(lives):.1f} tokens, with {slow} of {len(lives)} heads above 1,000")
+    lines += [
+        "",
+        "Half-lives of the heads on the built-in documents (tokens after which the mean decay has halved the state): "
+        f"{'; '.join(told)}. Each model's `measurements.json` lists them all.",
+    ]
+    return "\n".join(lines)
+
+
+def _share(tally: Sequence[float | None]) -> str:
+    share, answers = tally
+    return "—" if share is None else f"{100 * share:.1f}% of {answers}"
 
 
 def windows_and_ratios(records: Records) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_text import evidence_figure, readme_block, windows_and_ratios
+from evidence_text import evidence_figure, measured_tables, readme_block, windows_and_ratios
 
 from replayeval.engine.forcing import Forcing
 from replayeval.engine.precision import exact_float32
 from replayeval.engine.recall import recalled_answers
 from replayeval.measure import measure_kl
-from replayeval.models.builtin import BUILTIN_MODELS, builtin_corpus
+from replayeval.models.builtin import BUILTIN_MODELS, builtin_corpus, builtin_path
 from replayeval.models.builtin.documents import DocumentKind
 from replayeval.policies import parse_policies
 from replayeval.report.schema import KLReport
@@ -140,8 +140,8 @@ def measure_slice(name: str, device: str) -> dict[str, Any]:
     }
 
 
-def _put(path: Path, block: str) -> None:
-    start, end = "<!-- evidence -->", "<!-- end of evidence -->"
+def _put(path: Path, block: str, mark: str = "evidence") -> None:
+    start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(start)
     _, after = rest.split(end)
@@ -153,7 +153,10 @@ def draw() -> None:
     records = {name: _load(name) for name in BUILTIN_MODELS}
     evidence_figure(records).savefig(RECORDS / "builtin.png", dpi=110)
     _put(ROOT / "README.md", readme_block(records))
-    _put(ROOT / "docs" / "builtin.md", windows_and_ratios(records))
+    builtin = ROOT / "docs" / "builtin.md"
+    _put(builtin, windows_and_ratios(records))
+    cards = {name: (builtin_path(name) / "measurements.json").read_text(encoding="utf-8") for name in BUILTIN_MODELS}
+    _put(builtin, measured_tables({name: json.loads(card) for name, card in cards.items()}), "measured")
 
 
 def _load(name: str) -> dict[str, Any]:
