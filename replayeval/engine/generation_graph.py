@@ -310,7 +310,7 @@ class FixedRows:
                     self._body()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=stream):
                 logits = self._body()
         self._graph, self._logits = graph, logits
         self.captures += 1
