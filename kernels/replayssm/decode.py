@@ -104,6 +104,9 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
         rows = 32 if few else block(d_v)
         flush_rows = max(fewest, 32 if d_v % 32 == 0 else 16)
         return Launch(rows=rows, warps=max(1, rows // 32), flush_rows=flush_rows)
+    if slots.shape.recurrence is Recurrence.KDA:
+        # A decay per key channel doubles the vectors that each row of the window brings.
+        return Launch(rows=max(fewest, min(32, block(d_v))), warps=4)
     if few:
         # Few sequences: small tiles, so that every multiprocessor has work.
         return Launch(rows=fewest, warps=8)

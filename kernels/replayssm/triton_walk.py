@@ -1,8 +1,9 @@
 """The host side of the Triton window kernels: tables of what each row does, and launches."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,20 +59,26 @@ class _Group:
         pieces: int32 `[rows, longest, 4]`.
         tokens: int32 `[rows, longest, PIECE_TOKENS]`.
         windows: int32 `[windows, 4]`, the windows of the rows that have a read copy.
+        entries: int32 `[stores, 4]`, the stores of read copies.
         slots: Read copies that the walk leaves, those before the first store included.
         before: Slot and lane of the read copy of each such row before its first store.
-        formats: Compile-time description of the formats that the table of rows refers to.
-        block_v: Value rows per program.
+        formats: Compile-time description of the recurrence formats that the table of rows refers to.
+        read_formats: Likewise of the read formats.
+        block_v: Value rows per program of the walk.
+        read_block_v: Value rows per program of the stores of read copies.
     """
 
     rows: Tensor
     pieces: Tensor
     tokens: Tensor
     windows: Tensor
+    entries: Tensor
     slots: int
     before: tuple[Tensor, Tensor]
     formats: tuple[tuple[int | float, ...], ...]
+    read_formats: tuple[tuple[int | float, ...], ...]
     block_v: int
+    read_block_v: int
 
 
 class TritonWalk:
@@ -86,9 +93,9 @@ class TritonWalk:
     def __init__(self, *, seed: int, sequences: Ints, products: Products) -> None:
         self._seed = seed
         self._sequences = sequences
-        # The interpreter knows no operands in parts, and multiplies float32 ones as they are.
         compiled = {Products.IEEE: 0, Products.TF32: 1, Products.BF16: 2, Products.BF16X6: 4}
-        interpreted = {**compiled, Products.BF16: 3, Products.BF16X6: 0}
+        # The interpreter's products of bfloat16 numbers are wrong, so it takes them as float32.
+        interpreted = {**compiled, Products.BF16: 3, Products.BF16X6: 5}
         self._products = (interpreted if is_interpreted() else compiled)[products]
         self._tables: dict[tuple[object, ...], tuple[Slab, Lanes, list[_Group]]] = {}
 
@@ -128,7 +135,9 @@ class TritonWalk:
         squares = 1 if recurrence is Recurrence.MAMBA2 else 2
         vectors = [inputs.log_decay] if inputs.beta is None else [inputs.log_decay, inputs.beta]
         key_heads = inputs.key.shape[-2]
-        for group in self._groups(slab, lanes, (heads, d_v, d_k), states.device):
+        groups = self._groups(slab, lanes, (heads, d_v, d_k), states.device)
+
+        def walk(group: _Group) -> tuple[Tensor, ...]:
             count, longest = group.tokens.shape[:2]
             scratch = _unset((squares, count * longest, heads, PIECE_TOKENS, PIECE_TOKENS), states.device)
             launch(
@@ -171,6 +180,22 @@ class TritonWalk:
                 **sizes,
                 num_warps=warps(group.block_v, block(d_k)),
             )
+            launch(
+                getattr(importlib.import_module("replayssm.triton_window"), "store_copies_kernel"),
+                (len(group.entries), heads, -(-d_v // group.read_block_v)),
+                copies,
+                states,
+                group.rows,
+                group.entries,
+                layer,
+                heads,
+                d_v,
+                D_K=d_k,
+                BLOCK_K=block(d_k),
+                BLOCK_V=group.read_block_v,
+                FORMATS=group.read_formats,
+                num_warps=warps(group.read_block_v, block(d_k)),
+            )
             block_v = _block_v([], d_v)
             launch(
                 kernels.serve_kernel,
@@ -193,6 +218,9 @@ class TritonWalk:
                 **sizes,
                 num_warps=warps(block_v, block(d_k)),
             )
+            return scratch, copies
+
+        _side_by_side([lambda group=group: walk(group) for group in groups], states.device)
 
     def _groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
         """The launches of a slab. Layers of one forward pass share slabs, so the tables are kept."""
@@ -209,10 +237,8 @@ class TritonWalk:
         read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
         members: dict[int, list[int]] = {}
         for place, row in enumerate(_integers(slab.rows)):
-            copies = [lanes.formats[row]]
-            if row in read_lanes:
-                copies.append(lanes.formats[read_lanes[row]])
-            known = [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in copies if f is not None]
+            fmt = lanes.formats[row]
+            known = [] if fmt is None else [TritonFormat.of(fmt, heads=heads, d_v=d_v, d_k=d_k)]
             members.setdefault(_block_v(known, d_v), []).append(place)
         return [
             self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), block_v, shape, device)
@@ -231,8 +257,9 @@ class TritonWalk:
     ) -> _Group:
         heads, d_v, d_k = shape
         order: dict[Format, int] = {}
+        read_order: dict[Format, int] = {}
 
-        def numbered(fmt: Format | None) -> int:
+        def numbered(fmt: Format | None, order: dict[Format, int]) -> int:
             return -1 if fmt is None else order.setdefault(fmt, len(order))
 
         slots = np.full(len(places), -1, dtype=np.int64)
@@ -247,28 +274,64 @@ class TritonWalk:
                 [
                     row,
                     read,
-                    numbered(lanes.formats[row]),
-                    numbered(lanes.formats[read]) if read >= 0 else -1,
+                    numbered(lanes.formats[row], order),
+                    numbered(lanes.formats[read], read_order) if read >= 0 else -1,
                     int(self._sequences[row]),
                     self._seed & 0xFFFFFFFF,
                     self._seed >> 32,
                     count,
                 ]
             )
-        formats = [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in order]
+        formats, read_formats = (
+            [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in fs] for fs in (order, read_order)
+        )
+        place, piece = np.nonzero(((pieces[..., 1] & _STORES) != 0) & (pieces[..., 3] >= 0))
+        flags, token, slot = (pieces[place, piece, field] for field in (1, 2, 3))
+        lane = np.where((flags & _WRITES) != 0, np.array(rows, dtype=np.int64)[place, 1], -1)
         return _Group(
             rows=_words(np.array(rows, dtype=np.int64), device),
             pieces=_words(pieces, device),
             tokens=_words(tokens, device),
             windows=_words(windows, device),
+            entries=_words(np.stack([slot, place, token, lane], axis=-1), device),
             slots=len(separate) * per_row,
             before=(
                 torch.as_tensor(slots[separate], device=device),
                 torch.tensor([read_lanes[row] for row in _integers(slab.rows[places[separate]])], device=device).long(),
             ),
             formats=tuple(_constants(f) for f in formats),
+            read_formats=tuple(_constants(f) for f in read_formats),
             block_v=block_v,
+            read_block_v=_block_v(read_formats, d_v),
         )
+
+
+def _side_by_side(launches: Sequence[Callable[[], object]], device: torch.device) -> None:
+    """Make independent launches, on a CUDA device on streams of their own: one alone may not fill it.
+
+    Args:
+        launches: Each returns the memory that its kernels use, which is kept until the streams have joined.
+        device: Where the kernels run.
+    """
+    if device.type != "cuda" or len(launches) < 2:
+        for launch_all in launches:
+            launch_all()
+        return
+    main, sides = torch.cuda.current_stream(device), _side_streams(device, len(launches) - 1)
+    for side in sides:
+        side.wait_stream(main)
+    kept = [launches[0]()]
+    for launch_all, side in zip(launches[1:], sides, strict=True):
+        with torch.cuda.stream(side):
+            kept.append(launch_all())
+    for side in sides:
+        main.wait_stream(side)
+    del kept
+
+
+@cache
+def _side_streams(device: torch.device, count: int) -> list[Any]:
+    return [torch.cuda.Stream(device) for _ in range(count)]
 
 
 def piece_tables(slab: Slab, places: Ints, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:

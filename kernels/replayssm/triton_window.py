@@ -10,9 +10,11 @@ Tables (see `replayssm.triton_walk`): `rows_ptr` int32 `[rows, ROW_FIELDS]`, `pi
 A row: its recurrence lane, its read lane or −1, the formats of both, sequence, low and high half of the seed, pieces.
 A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence, slot of its read copy or −1.
 
-Only the copy that carries a recurrence is walked in order. A separate read copy is a function of the carried state at
-the last store, so the walk leaves one per window in `copies`, and a second launch reads all windows at once; it takes
-`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces, slot of the copy that the window reads.
+Only the copy that carries a recurrence is walked in order. A separate read copy is a function of the working state at
+the last store, so the walk leaves that state in `copies`, one per window; a second launch stores them all in the formats
+of their rows (`entries_ptr` int32 `[stores, ENTRY_FIELDS]`: slot, row, token, lane that the copy stays in or −1), and a
+third reads all windows at once (`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces, slot of the
+copy that the window reads).
 """
 
 # pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -26,6 +28,7 @@ from replayssm.formats.triton_ops import store_and_load_tile
 ROW_FIELDS = tl.constexpr(8)
 PIECE_FIELDS = tl.constexpr(4)
 WINDOW_FIELDS = tl.constexpr(4)
+ENTRY_FIELDS = tl.constexpr(4)
 STORES = tl.constexpr(1)
 WRITES = tl.constexpr(2)
 IEEE = tl.constexpr(0)
@@ -33,7 +36,7 @@ TF32 = tl.constexpr(1)
 BF16_PRODUCTS = tl.constexpr(2)
 BF16_INTERPRETED = tl.constexpr(3)
 BF16X6 = tl.constexpr(4)
-TF32X3 = tl.constexpr(5)
+BF16X6_INTERPRETED = tl.constexpr(5)
 
 
 @triton.jit
@@ -51,13 +54,55 @@ def add_product(start, a, b, PRODUCTS: tl.constexpr):
         result = tl.dot(_to_bfloat16(a), _to_bfloat16(b), acc=start, input_precision="ieee")
     elif PRODUCTS == TF32:
         result = tl.dot(a, b, acc=start, input_precision="tf32")
-    elif PRODUCTS == TF32X3:
-        result = tl.dot(a, b, acc=start, input_precision="tf32x3")
-    elif PRODUCTS == BF16X6:
-        result = tl.dot(a, b, acc=start, input_precision="bf16x6")
+    elif PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED:
+        a0, a1, a2 = in_parts(a, PRODUCTS)
+        b0, b1, b2 = in_parts(b, PRODUCTS)
+        result = start + product_of_parts(a0, a1, a2, b0, b1, b2)
     else:
         result = tl.dot(a, b, acc=start, input_precision="ieee")
     return result
+
+
+@triton.jit
+def in_parts(x, PRODUCTS: tl.constexpr):
+    """Three bfloat16 numbers whose sum is `x`; what is not finite becomes NaN."""
+    if PRODUCTS == BF16X6:
+        first = x.to(tl.bfloat16)
+        rest = x - first.to(tl.float32)
+        second = rest.to(tl.bfloat16)
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+    else:
+        first = _to_bfloat16(x)
+        rest = x - first
+        second = _to_bfloat16(rest)
+        third = _to_bfloat16(rest - second)
+    return first, second, third
+
+
+@triton.jit
+def product_of_parts(a0, a1, a2, b0, b1, b2):
+    """The product of two sums of three parts, smallest terms first; what is left out is below 2**-24 of a product."""
+    total = tl.dot(a2, b0, input_precision="ieee")
+    total = tl.dot(a1, b1, acc=total, input_precision="ieee")
+    total = tl.dot(a0, b2, acc=total, input_precision="ieee")
+    total = tl.dot(a1, b0, acc=total, input_precision="ieee")
+    total = tl.dot(a0, b1, acc=total, input_precision="ieee")
+    return tl.dot(a0, b0, acc=total, input_precision="ieee")
+
+
+@triton.jit
+def read_twice(state, first, second, PRODUCTS: tl.constexpr):
+    """`state @ firstᵀ` and `state @ secondᵀ`."""
+    if PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED:
+        s0, s1, s2 = in_parts(state, PRODUCTS)
+        a0, a1, a2 = in_parts(tl.trans(first), PRODUCTS)
+        one = product_of_parts(s0, s1, s2, a0, a1, a2)
+        b0, b1, b2 = in_parts(tl.trans(second), PRODUCTS)
+        two = product_of_parts(s0, s1, s2, b0, b1, b2)
+    else:
+        one = read_state(state, first, PRODUCTS)
+        two = read_state(state, second, PRODUCTS)
+    return one, two
 
 
 @triton.jit
@@ -197,23 +242,49 @@ def store_piece(
     D_K: tl.constexpr,
     FORMATS: tl.constexpr,
 ):
-    """Store both copies of a row at the end of a window and return what the carried one loads back as."""
+    """Store the carried copy of a row at the end of a window and return what it loads back as."""
     flags = tl.load(piece_ptr + 1)
     token = tl.load(piece_ptr + 2).to(tl.uint32)
     slot = tl.load(piece_ptr + 3)
     keys = tl.arange(0, carried.shape[1])
-    head_rows = head * d_v + v
     if slot >= 0:
-        served = store_lane(carried, tl.load(row_ptr + 3), row_ptr, layer, token, 1, head_rows, D_K, FORMATS)
-        tl.store(copies_ptr + state_offsets(slot, head, heads, d_v, v, keys, D_K), served, mask=inside)
-        if (flags & WRITES) != 0:
-            at = state_offsets(tl.load(row_ptr + 1), head, heads, d_v, v, keys, D_K)
-            tl.store(states_ptr + at, served, mask=inside)
-    carried = store_lane(carried, tl.load(row_ptr + 2), row_ptr, layer, token, 0, head_rows, D_K, FORMATS)
+        tl.store(copies_ptr + state_offsets(slot, head, heads, d_v, v, keys, D_K), carried, mask=inside)
+    carried = store_lane(carried, tl.load(row_ptr + 2), row_ptr, layer, token, 0, head * d_v + v, D_K, FORMATS)
     if (flags & WRITES) != 0:
         at = state_offsets(tl.load(row_ptr), head, heads, d_v, v, keys, D_K)
         tl.store(states_ptr + at, carried, mask=inside)
     return carried
+
+
+@triton.jit(do_not_specialize=["layer"])
+def store_copies_kernel(
+    copies_ptr,
+    states_ptr,
+    rows_ptr,
+    entries_ptr,
+    layer,
+    heads,
+    d_v,
+    D_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORMATS: tl.constexpr,
+):
+    """Store the working states that the walk left, as read copies; one head and BLOCK_V value rows of one store."""
+    entry_ptr = entries_ptr + tl.program_id(0) * ENTRY_FIELDS
+    head = tl.program_id(1)
+    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    keys = tl.arange(0, BLOCK_K)
+    inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
+    row_ptr = rows_ptr + tl.load(entry_ptr + 1) * ROW_FIELDS
+    at = copies_ptr + state_offsets(tl.load(entry_ptr), head, heads, d_v, v, keys, D_K)
+    working = tl.load(at, mask=inside, other=0.0)
+    token = tl.load(entry_ptr + 2).to(tl.uint32)
+    served = store_lane(working, tl.load(row_ptr + 3), row_ptr, layer, token, 1, head * d_v + v, D_K, FORMATS)
+    tl.store(at, served, mask=inside)
+    lane = tl.load(entry_ptr + 3)
+    if lane >= 0:
+        tl.store(states_ptr + state_offsets(lane, head, heads, d_v, v, keys, D_K), served, mask=inside)
 
 
 @triton.jit

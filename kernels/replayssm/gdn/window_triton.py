@@ -15,7 +15,7 @@ from replayssm.triton_window import (
     load_tokens,
     load_vector,
     product,
-    read_state,
+    read_twice,
     solve_unit_lower,
     state_offsets,
     store_outputs,
@@ -99,10 +99,9 @@ def advance(
     total = tl.cumsum(log_decay, axis=0)
     last = tl.sum(log_decay, axis=0)
     gain = decay_between(total, 0.0)[None, :]
-    recalled = read_state(state, key, PRODUCTS) * gain
-    writes = product((value - recalled) * beta, tl.load(solve_ptr + square), PRODUCTS)
-    inherited = read_state(state, query, PRODUCTS) * gain
-    outputs = add_product(inherited, writes, tl.load(scores_ptr + square), PRODUCTS)
+    recalled, inherited = read_twice(state, key, query, PRODUCTS)
+    writes = product((value - recalled * gain) * beta, tl.load(solve_ptr + square), PRODUCTS)
+    outputs = add_product(inherited * gain, writes, tl.load(scores_ptr + square), PRODUCTS)
     writes = writes * decay_between(last, total)[None, :]
     state = add_product(state * decay_between(last, 0.0), writes, key, PRODUCTS)
     return outputs, state

@@ -19,7 +19,7 @@ from replayssm.triton_window import (
     load_tokens,
     load_vector,
     product,
-    read_state,
+    read_twice,
     solve_unit_lower,
     state_offsets,
     store_outputs,
@@ -115,9 +115,8 @@ def advance(
     value = tl.trans(load_tokens(value_ptr, tokens, heads * d_v, head * d_v + v, v < d_v))
     beta = load_vector(beta_ptr, tokens, heads, head)[None, :]
     square = (index * heads + head) * BLOCK_T * BLOCK_T + t[:, None] * BLOCK_T + t[None, :]
-    recalled = read_state(state, key * gain, PRODUCTS)
+    recalled, inherited = read_twice(state, key * gain, query, PRODUCTS)
     writes = product((value - recalled) * beta, tl.load(solve_ptr + square), PRODUCTS)
-    inherited = read_state(state, query, PRODUCTS)
     outputs = add_product(inherited, writes, tl.load(scores_ptr + square), PRODUCTS)
     key = key * decay_between(last[None, :], total)
     state = add_product(state * decay_between(last, 0.0)[None, :], writes, key, PRODUCTS)
