@@ -99,8 +99,7 @@ def round_to_grid(magnitudes, words, smallest, largest, mantissa_bits, stochasti
     """Round magnitudes to the grid of a type, to nearest even or stochastically.
 
     Between grid neighbours `lo <= x < hi`, with `f` the distance from `lo` in units of `2**-32` of the gap and cut to a
-    whole number, the result is `hi` if `word + f >= 2**32`. Rounding to nearest is the same rule with a word of half a
-    gap, or one less where `lo` is even.
+    whole number, the result is `hi` if `word + f >= 2**32`.
 
     Args:
         magnitudes: Finite, non-negative float32 values, below 2**18 (2**22 for integers).
@@ -115,15 +114,16 @@ def round_to_grid(magnitudes, words, smallest, largest, mantissa_bits, stochasti
     """
     exponent = (magnitudes.to(tl.int32, bitcast=True) >> _SHIFT) - _BIAS
     exponent = tl.minimum(tl.maximum(exponent, smallest), largest)
-    quanta = magnitudes * _power_of_two(-exponent) * _power_of_two(exponent * 0 + mantissa_bits)
-    whole = quanta.to(tl.int32)
-    beyond = ((quanta - whole.to(tl.float32)) * 4294967296.0).to(tl.uint32)
-    nearest = (whole & 1).to(tl.uint32) + 0x7FFFFFFF
-    word = tl.where(stochastic, words, nearest)
-    # word + beyond >= 2**32, without leaving 32 bits.
-    up = (word ^ 0xFFFFFFFF) < beyond
-    rounded = (whole + up.to(tl.int32)).to(tl.float32)
-    return rounded * _power_of_two(exponent) * _power_of_two(exponent * 0 - mantissa_bits)
+    # At this power of two the neighbours of a float32 are one gap apart, so a sum with it rounds to the grid.
+    anchor = _power_of_two(exponent + (23 - mantissa_bits))
+    rounded = (magnitudes + anchor) - anchor
+    if stochastic:
+        gap = _power_of_two(exponent - mantissa_bits)
+        low = tl.where(rounded > magnitudes, rounded - gap, rounded)
+        beyond = ((magnitudes - low) * _power_of_two((32 + mantissa_bits) - exponent)).to(tl.uint32)
+        # word + beyond >= 2**32, without leaving 32 bits.
+        rounded = tl.where((words ^ 0xFFFFFFFF) < beyond, low + gap, low)
+    return rounded
 
 
 @triton.jit

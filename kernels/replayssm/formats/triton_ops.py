@@ -9,6 +9,7 @@ is rounded to float32 before anything is added to it.
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 from replayssm.formats.triton_bits import (
     BF16,
@@ -34,6 +35,7 @@ SCALE_FP16 = tl.constexpr(2)
 SCALE_E4M3 = tl.constexpr(3)
 SCALE_E8M0 = tl.constexpr(4)
 
+_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 _INFINITY = tl.constexpr(0x7F800000)
 _SMALLEST_SCALE = tl.constexpr(2.0**-126)
 _SMALLEST_HEAD_SCALE = tl.constexpr(2.0**-117)
@@ -85,6 +87,29 @@ def group_scale(largest_bits, of_head, divisor, SCALE):
 
 
 @triton.jit
+def in_units(magnitudes, scale):
+    """The correctly rounded quotient, where it is at least `2**-34`; elsewhere one that is small too.
+
+    The elements of a group share the reciprocal, and two corrections of a product with a correctly rounded reciprocal
+    give a correctly rounded quotient, as long as no remainder underflows.
+
+    Source: Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", theorem 7.
+    """
+    if _INTERPRETED:
+        # Its fused operations are not.
+        quotient = tl.div_rn(magnitudes, scale)
+    else:
+        lift = tl.where(scale < 2.0**-60, 18446744073709551616.0, 1.0)
+        over = scale * lift
+        magnitudes = magnitudes * lift
+        inverse = tl.div_rn(tl.full(over.shape, 1.0, tl.float32), over)
+        quotient = magnitudes * inverse
+        quotient = tl.fma(tl.fma(-over, quotient, magnitudes), inverse, quotient)
+        quotient = tl.fma(tl.fma(-over, quotient, magnitudes), inverse, quotient)
+    return quotient
+
+
+@triton.jit
 def round_payload(
     values, scale, words, smallest, largest_exponent, mantissa_bits, largest, infinite, stochastic, SCALED: tl.constexpr
 ):
@@ -112,7 +137,7 @@ def round_payload(
         lost = lost | (scale != scale)
     quotient = tl.where(lost, 0, bits).to(tl.float32, bitcast=True)
     if SCALED:
-        quotient = tl.div_rn(quotient, tl.where(lost, 1.0, scale))
+        quotient = in_units(quotient, tl.where(scale != scale, 1.0, scale))
     # Beyond the grid point 65536, which is infinite in fp16, any number will do.
     quotient = tl.minimum(quotient, tl.where(infinite, 131072.0, largest))
     rounded = round_to_grid(quotient, words, smallest, largest_exponent, mantissa_bits, stochastic)
