@@ -17,9 +17,9 @@ class Backend(StrEnum):
 class Products(StrEnum):
     """Operands of the matrix products inside windows; sums are float32 in all of them.
 
-    `ieee`: float32, multiplied and added one by one. `bf16x6`: float32 operands as sums of three bfloat16 numbers, whose
-    products run on tensor cores; what is left out is below 2**-24 of a product. `tf32` and `bf16`: what engines run on
-    tensor cores, with operands of 11 and 8 significant bits.
+    `ieee`: float32, multiplied and added one by one. `bf16x6`: float32 operands as sums of three bfloat16 numbers, six
+    of whose products run on tensor cores; what is left out is below 2**-24 of a product. `tf32` and `bf16`: what
+    engines run on tensor cores, with operands of 11 and 8 significant bits.
     """
 
     IEEE = "ieee"

@@ -82,8 +82,8 @@ class Launch:
         rows: Value rows of a program, a power of two.
         warps: Warps of a program.
         registers: Most registers per thread, or None to let the compiler choose.
-        flush_rows: Where flushes have a launch of their own, the value rows of its programs. A flush that stores a scaled
-            format needs many registers, which would keep the steps that only read from sharing a multiprocessor.
+        flush_rows: Where flushes have a launch of their own, the value rows of its programs. A flush that stores a
+            scaled format needs many registers, which would keep the steps that only read from sharing a multiprocessor.
         flush_warps: Warps of a program of that launch.
     """
 
@@ -276,7 +276,10 @@ def _check_launch(slots: DecodeSlots, rows: int, stored: tuple[StoredCopy, ...])
 @cache
 def _flush_programs(device: torch.device) -> int:
     """Programs of a launch that looks for flushes: as many as can be there at once, for most steps have few."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+    if device.type != "cuda":
+        return 3
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count  # pyright: ignore
+    return 2 * count
 
 
 def _cut(slots: DecodeSlots, rows: int, splits: int, steps: int) -> dict[str, Any]:

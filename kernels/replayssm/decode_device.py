@@ -6,14 +6,14 @@ A tile holds `BV` value rows of one head, all keys of each, and is read in one o
   a row spread over a whole warp would need five, and four times as often.
 - MATRIX: scaled float codes of 8 or 4 bits, in words of 4 or 8, meet bfloat16 vectors on the tensor cores. A code times
   the scale of its block has at most 6 significant bits, so it is a bfloat16 and every product is exact.
-- FLAT: everything else, as `[BV, BK]`; words are turned into float32 by integer instructions that leave each code off by
-  a power of two, which the vector makes up for.
+- FLAT: everything else, as `[BV, BK]`; words are turned into float32 by integer instructions that leave each code off
+  by a power of two, which the vector makes up for.
 """
 
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 # pyright: reportUnnecessaryComparison=false, reportPrivateImportUsage=false, reportMissingTypeStubs=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
@@ -278,7 +278,7 @@ def word_product(words, factor, vector, ELEMENT: tl.constexpr):
 
 @triton.jit
 def word_values(words, factor, ELEMENT: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr):
-    """The codes of each word times a factor per word: four or eight bfloat16 tensors (float32 under the interpreter)."""
+    """The codes of each word times a factor per word: four or eight bfloat16 tensors (interpreted: float32)."""
     if INTERPRETED:
         if ELEMENT == E2M1:
             lifted = factor * 2.0**119 if SCALED else 2.0**126

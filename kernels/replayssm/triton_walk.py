@@ -135,6 +135,7 @@ class TritonWalk:
         squares = 1 if recurrence is Recurrence.MAMBA2 else 2
         vectors = [inputs.log_decay] if inputs.beta is None else [inputs.log_decay, inputs.beta]
         key_heads = inputs.key.shape[-2]
+        store_copies: Any = importlib.import_module("replayssm.triton_window").store_copies_kernel
         groups = self._groups(slab, lanes, (heads, d_v, d_k), states.device)
 
         def walk(group: _Group) -> tuple[Tensor, ...]:
@@ -181,7 +182,7 @@ class TritonWalk:
                 num_warps=warps(group.block_v, block(d_k)),
             )
             launch(
-                getattr(importlib.import_module("replayssm.triton_window"), "store_copies_kernel"),
+                store_copies,
                 (len(group.entries), heads, -(-d_v // group.read_block_v)),
                 copies,
                 states,

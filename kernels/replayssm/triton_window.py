@@ -11,10 +11,10 @@ A row: its recurrence lane, its read lane or −1, the formats of both, sequence
 A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence, slot of its read copy or −1.
 
 Only the copy that carries a recurrence is walked in order. A separate read copy is a function of the working state at
-the last store, so the walk leaves that state in `copies`, one per window; a second launch stores them all in the formats
-of their rows (`entries_ptr` int32 `[stores, ENTRY_FIELDS]`: slot, row, token, lane that the copy stays in or −1), and a
-third reads all windows at once (`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces, slot of the
-copy that the window reads).
+the last store, so the walk leaves that state in `copies`, one per window; a second launch stores them all in the
+formats of their rows (`entries_ptr` int32 `[stores, ENTRY_FIELDS]`: slot, row, token, lane that the copy stays in or
+−1), and a third reads all windows at once (`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces,
+slot of the copy that the window reads).
 """
 
 # pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false

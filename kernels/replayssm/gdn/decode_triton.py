@@ -1,15 +1,15 @@
 """One token of a gated delta rule per sequence, in Triton: read through the records, append, flush.
 
-One program works on `BV` value rows of one head of one sequence. A value row depends on no other, so its writes `u`, its
-output and (once per window, with a shared checkpoint) its flush come from a single pass over the stored state. Where a
-flush needs many more registers than a read (scaled formats), two launches share the work: one that skips the sequences
-which flush, and one that finds them.
+One program works on `BV` value rows of one head of one sequence. A value row depends on no other, so its writes `u`,
+its output and (once per window, with a shared checkpoint) its flush come from a single pass over the stored state.
+Where a flush needs many more registers than a read (scaled formats), two launches share the work: one that skips the
+sequences which flush, and one that finds them.
 """
 
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 # pyright: reportUnnecessaryComparison=false, reportPrivateImportUsage=false, reportMissingTypeStubs=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
@@ -237,19 +237,19 @@ def delta_decode_kernel(
                         if flush:
                             if FORM != WIDE or READ_SCALE != SCALE_NONE:
                                 state = load_wide(
-                                    read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT, READ_SCALE,
-                                    READ_TILE_ROWS, READ_GROUP,
+                                    read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT,
+                                    READ_SCALE, READ_TILE_ROWS, READ_GROUP,
                                 )  # fmt: skip
                             else:
                                 state = decode(codes, READ_ELEMENT)
                             state = fold_window(
-                                state, write, now, total, k, keys_at, norms_at, decays_at, writes_at, rows, there, WINDOW,
-                                DV, DK, BK, MASKED, CHANNELS, NORMALISE,
+                                state, write, now, total, k, keys_at, norms_at, decays_at, writes_at, rows, there,
+                                WINDOW, DV, DK, BK, MASKED, CHANNELS, NORMALISE,
                             )  # fmt: skip
                             store_tile(
                                 state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
-                                payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head, rows,
-                                there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                                payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head,
+                                rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
                             )  # fmt: skip
                     if WINDOW > 1:
                         if not flush:
@@ -270,12 +270,12 @@ def delta_decode_kernel(
             if REPLAYS:
                 if flush:
                     state = load_wide(
-                        payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK,
-                        ELEMENT, SCALE, TILE_ROWS, GROUP,
+                        payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK,
+                        BK, ELEMENT, SCALE, TILE_ROWS, GROUP,
                     )  # fmt: skip
                     state = replay_window(
-                        state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV, DK, BK, MASKED,
-                        CHANNELS, NORMALISE,
+                        state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV, DK, BK,
+                        MASKED, CHANNELS, NORMALISE,
                     )  # fmt: skip
                     state = delta_token(state, v, strength, wide(now) if CHANNELS else now, wide(k), CHANNELS)
                     y = wide_product(state, wide(q))
@@ -283,11 +283,11 @@ def delta_decode_kernel(
                     token = tl.load(tokens + slot)
                     sequence = tl.load(sequences + slot)
                     store_tile(
-                        state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows, there,
-                        1, MASKED, DV, DK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
+                        state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
+                        there, 1, MASKED, DV, DK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
                     )  # fmt: skip
                     store_tile(
                         state, philox, sequence, token, payload + at * (DV * WIDTH), scales + at * SCALES,
-                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP,
-                        STOCHASTIC,
+                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS,
+                        GROUP, STOCHASTIC,
                     )  # fmt: skip

@@ -7,7 +7,7 @@ and the float32 step size and log-decay of each token, so nothing is lost and 16
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 # pyright: reportUnnecessaryComparison=false, reportPrivateImportUsage=false, reportMissingTypeStubs=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
@@ -170,8 +170,8 @@ def mamba2_decode_kernel(
                         if flush:
                             if FORM != WIDE or READ_SCALE != SCALE_NONE:
                                 state = load_wide(
-                                    read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT, READ_SCALE,
-                                    READ_TILE_ROWS, READ_GROUP,
+                                    read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT,
+                                    READ_SCALE, READ_TILE_ROWS, READ_GROUP,
                                 )  # fmt: skip
                             else:
                                 state = decode(codes, READ_ELEMENT)
@@ -181,8 +181,8 @@ def mamba2_decode_kernel(
                             )  # fmt: skip
                             store_tile(
                                 state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
-                                payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head, rows,
-                                there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                                payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head,
+                                rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
                             )  # fmt: skip
                     if WINDOW > 1:
                         if not flush:
@@ -195,24 +195,24 @@ def mamba2_decode_kernel(
             if REPLAYS:
                 if flush:
                     state = load_wide(
-                        payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK,
-                        ELEMENT, SCALE, TILE_ROWS, GROUP,
+                        payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK,
+                        BK, ELEMENT, SCALE, TILE_ROWS, GROUP,
                     )  # fmt: skip
                     _, total = later_decays(decays_at, now, count, LP)
                     state = fold_window(
-                        state, x * step, now, total, k, keys_at, decays_at, steps_at, values_at, rows, there, WINDOW, DV,
-                        DK, BK, MASKED,
+                        state, x * step, now, total, k, keys_at, decays_at, steps_at, values_at, rows, there, WINDOW,
+                        DV, DK, BK, MASKED,
                     )  # fmt: skip
                     y = wide_product(state, wide(q)) + kept * x
                     tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
                     token = tl.load(tokens + slot)
                     sequence = tl.load(sequences + slot)
                     store_tile(
-                        state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows, there,
-                        1, MASKED, DV, DK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
+                        state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
+                        there, 1, MASKED, DV, DK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
                     )  # fmt: skip
                     store_tile(
                         state, philox, sequence, token, payload + at * (DV * WIDTH), scales + at * SCALES,
-                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP,
-                        STOCHASTIC,
+                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS,
+                        GROUP, STOCHASTIC,
                     )  # fmt: skip

@@ -9,6 +9,7 @@ from replayssm.backend import Execution
 from replayssm.policy import Policy
 from replayssm.replay import StateBank
 from tests.kernels.against_oracle import LAYER, SEED, Shape
+from tests.kernels.triton import test_triton_formats as stores
 from tests.kernels.triton.test_window_triton import TRITON, bound, exact_inputs
 
 pytestmark = [
@@ -89,3 +90,9 @@ def test_real_shapes_follow_the_recurrence(name: str, products: str) -> None:
     error = float((got - truth).abs().max() / truth.abs().max())
     assert error < bound(shape, tokens, unit=unit_roundoff)
     assert (error > bound(shape, tokens) / 100) if products == "ieee" else (error > bound(shape, tokens))
+
+
+@pytest.mark.parametrize("text", stores.TEXTS)
+def test_compiled_stores_are_those_of_pytorch(text: str) -> None:
+    """Every regime of magnitudes: compiled, a quotient is computed otherwise than under the interpreter."""
+    stores.test_stores_are_those_of_pytorch(text)
