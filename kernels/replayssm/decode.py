@@ -278,8 +278,7 @@ def _flush_programs(device: torch.device) -> int:
     """Programs of a launch that looks for flushes: as many as can be there at once, for most steps have few."""
     if device.type != "cuda":
         return 3
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count  # pyright: ignore
-    return 2 * count
+    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
 
 
 def _cut(slots: DecodeSlots, rows: int, splits: int, steps: int) -> dict[str, Any]:
