@@ -9,7 +9,7 @@ from torch import Tensor
 
 from replayeval.engine.generation_batch import Batch, PolicyDecoder
 from replayeval.engine.generation_graph import FixedRows, Graphs, JoinedRows, Steps, kernel_problem
-from replayeval.engine.generation_sampling import GREEDY, Sampling, next_tokens
+from replayeval.engine.generation_sampling import GREEDY, Prediction, Sampling, next_tokens
 from replayeval.errors import ConfigError, NumericsError, UnsupportedArmError
 from replayeval.models.head import OutputHead
 from replayssm.backend import Execution
@@ -216,7 +216,7 @@ class Generator:
                 rows: list[list[int]] = []
                 while waiting and len(slots) < self._slots:
                     for part, hidden, fresh in self._admit(requests, waiting, self._slots - len(slots)):
-                        kept = self._next(fresh, self._head.logits(hidden), True, done=done)
+                        kept = self._next(fresh, Prediction.of(self._head.logits(hidden)), True, done=done)
                         parts.append(part)
                         rows.append(kept)
                         slots += [fresh[row] for row in kept]
@@ -224,8 +224,8 @@ class Generator:
                     self._rows.admit(parts, rows)
                 if not slots:
                     continue
-                logits = self._rows.step([slot.tokens[-1] for slot in slots])
-                kept = self._next(slots, logits, False, done=done)
+                prediction = self._rows.step([slot.tokens[-1] for slot in slots])
+                kept = self._next(slots, prediction, False, done=done)
                 if len(kept) < len(slots):
                     slots = [slots[row] for row in kept]
                     self._rows.keep(kept)
@@ -246,19 +246,18 @@ class Generator:
         return admitted
 
     def _next(
-        self, slots: list[_Slot], logits: Tensor, prompt: bool, *, done: Callable[[_Slot, Finish], None]
+        self, slots: list[_Slot], prediction: Prediction, prompt: bool, *, done: Callable[[_Slot, Finish], None]
     ) -> list[int]:
         """Append the next token of each slot and return the rows that go on."""
-        finite = logits.isfinite().all(-1)
-        chosen = next_tokens(
-            logits.masked_fill(~finite[:, None], 0),
+        tokens, finite = next_tokens(
+            prediction,
             [slot.request.sampling for slot in slots],
             seed=self._seed,
             sequences=[slot.request.sequence for slot in slots],
             steps=[len(slot.tokens) for slot in slots],
         )
         kept: list[int] = []
-        for row, (slot, token, good) in enumerate(zip(slots, _numbers(chosen), _numbers(finite), strict=True)):
+        for row, (slot, token, good) in enumerate(zip(slots, tokens, finite, strict=True)):
             if not good and (prompt or self._lossless):
                 raise NumericsError(
                     f"expected finite logits after {len(slot.tokens)} tokens of the answer to request {slot.index}, "
@@ -267,13 +266,9 @@ class Generator:
                 )
             if good:
                 slot.tokens.append(token)
-            finish = slot.finish(bool(good))
+            finish = slot.finish(good)
             if finish is None:
                 kept.append(row)
             else:
                 done(slot, finish)
         return kept
-
-
-def _numbers(x: Tensor) -> list[int]:
-    return x.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

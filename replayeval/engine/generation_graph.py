@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from replayeval.engine.generation_batch import Batch, PolicyDecoder
 from replayeval.engine.generation_fixed import FixedCache, fixed_problem
+from replayeval.engine.generation_sampling import Prediction
 from replayeval.engine.generation_slots import SlotStates
 from replayeval.errors import UnsupportedArmError
 from replayeval.models.head import OutputHead
@@ -118,12 +118,12 @@ class JoinedRows:
         assert self._batch is not None
         self._join([self._batch], [rows])
 
-    def step(self, tokens: Sequence[int]) -> Float[Tensor, "rows vocabulary"]:
-        """Append a token to every row and return the logits behind it."""
+    def step(self, tokens: Sequence[int]) -> Prediction:
+        """Append a token to every row and predict the one behind it; of use until the next step."""
         assert self._batch is not None
         pending = torch.tensor([[token] for token in tokens], device=self._batch.mask.device)
         self._batch, hidden = self._decoder.extend(self._batch, pending)
-        return self._decoder.head.logits(hidden[:, -1])
+        return Prediction.of(self._decoder.head.logits(hidden[:, -1]))
 
     def _join(self, parts: Sequence[Batch], rows: Sequence[Sequence[int]]) -> None:
         present = [(part, wanted) for part, wanted in zip(parts, rows, strict=True) if len(wanted)]
@@ -170,7 +170,7 @@ class FixedRows:
         self._capacity = 0
         self._most = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._logits: Tensor | None = None
+        self._prediction: Prediction | None = None
         self._lengths = [0] * places
         self._places: list[int] = []
         self.captures = 0
@@ -210,8 +210,8 @@ class FixedRows:
         self._release([place for row, place in enumerate(self._places) if row not in kept])
         self._places = [self._places[row] for row in rows]
 
-    def step(self, tokens: Sequence[int]) -> Float[Tensor, "rows vocabulary"]:
-        """Append a token to every row and return the logits behind it."""
+    def step(self, tokens: Sequence[int]) -> Prediction:
+        """Append a token to every row and predict the one behind it; of use until the next step."""
         self._make_room(max(self._lengths) + 1)
         waiting = [0] * len(self._lengths)
         for place, token in zip(self._places, tokens, strict=True):
@@ -221,13 +221,13 @@ class FixedRows:
         if self._graph is None and self._reason is None:
             self._capture()
         if self._graph is None:
-            self._logits = self._body()
+            self._prediction = self._body()
         else:
             self._graph.replay()
-        assert self._logits is not None
+        assert self._prediction is not None
         if self._places == list(range(len(self._lengths))):
-            return self._logits
-        return self._logits.index_select(0, self._index(self._places))
+            return self._prediction
+        return self._prediction.take(self._index(self._places))
 
     def _admit(self, part: Batch, rows: Sequence[int]) -> None:
         free = [place for place, length in enumerate(self._lengths) if not length]
@@ -263,11 +263,11 @@ class FixedRows:
         if needed <= self._capacity:
             return
         assert self._cache is not None
-        self._graph, self._logits = None, None
+        self._graph, self._prediction = None, None
         self._capacity = capacity_for(needed, self._most)
         self._cache.grow(self._capacity)
 
-    def _body(self) -> Float[Tensor, "places vocabulary"]:
+    def _body(self) -> Prediction:
         """One token for every place; reads and writes tensors that stay where they are, and nothing on the host."""
         assert self._cache is not None
         head = self._decoder.head
@@ -278,7 +278,7 @@ class FixedRows:
         logits = head.logits(hidden[:, -1])
         self._states.advance()
         self._positions.add_(self._states.slot_index >= 0)
-        return logits
+        return Prediction.of(logits)
 
     def _capture(self) -> None:
         """Record a step. Nothing of a row changes: the steps that warm up run on empty places and are undone."""
@@ -294,7 +294,7 @@ class FixedRows:
             # Fewer rows are the remedy, and the caller's.
             raise
         except (RuntimeError, UnsupportedArmError) as error:
-            self._graph, self._logits = None, None
+            self._graph, self._prediction = None, None
             self._refuse(f"the step of this model cannot be captured: {_first_line(error)}")
         finally:
             self._states.slot_index.copy_(slot_index)
@@ -311,8 +311,8 @@ class FixedRows:
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
-                logits = self._body()
-        self._graph, self._logits = graph, logits
+                prediction = self._body()
+        self._graph, self._prediction = graph, prediction
         self.captures += 1
 
     def _refuse(self, reason: str) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -50,6 +51,28 @@ class Sampling:
 GREEDY = Sampling()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What comes next in each row, and all that a greedy choice needs of it in one small tensor.
+
+    Attributes:
+        logits: As the model gives them.
+        choices: The token with the largest logit, and whether all logits of the row are finite.
+    """
+
+    logits: Float[Tensor, "rows vocabulary"]
+    choices: Int64[Tensor, "two rows"]
+
+    @classmethod
+    def of(cls, logits: Float[Tensor, "rows vocabulary"]) -> "Prediction":
+        """The prediction of these logits; nothing is waited for."""
+        return cls(logits=logits, choices=torch.stack([logits.argmax(-1), logits.isfinite().all(-1).to(torch.int64)]))
+
+    def take(self, rows: Int64[Tensor, " rows"]) -> "Prediction":
+        """That of chosen rows."""
+        return Prediction(logits=self.logits.index_select(0, rows), choices=self.choices.index_select(1, rows))
+
+
 def uniforms(
     *, seed: int, sequences: Sequence[int], steps: Sequence[int], device: torch.device | str
 ) -> Float64[Tensor, " rows"]:
@@ -76,26 +99,27 @@ def uniforms(
 
 
 def next_tokens(
-    logits: Float[Tensor, "rows vocabulary"],
+    prediction: Prediction,
     samplings: Sequence[Sampling],
     *,
     seed: int,
     sequences: Sequence[int],
     steps: Sequence[int],
-) -> Int64[Tensor, " rows"]:
-    """The next token of each row.
+) -> tuple[list[int], list[bool]]:
+    """The next token of each row, and whether its logits are finite; without that the token means nothing.
 
     A draw inverts the cumulative distribution in the order of the vocabulary. So a change of the logits by rounding
     moves the ends of each token's interval by no more than it moves the probabilities, and rarely changes the draw.
 
     Args:
-        logits: Finite logits.
+        prediction: Of each row.
         samplings: How each row draws.
         seed: Seed of the run.
         sequences: Sequence number of each row.
         steps: How many tokens each row has generated.
     """
-    chosen = logits.argmax(-1)
+    logits = prediction.logits
+    chosen = prediction.choices
     for sampling in dict.fromkeys(samplings):
         if sampling.greedy:
             continue
@@ -107,8 +131,11 @@ def next_tokens(
             steps=[steps[row] for row in rows],
             device=logits.device,
         )
-        chosen[index] = _draw(distribution(logits.index_select(0, index), sampling), numbers)
-    return chosen
+        drawn = _draw(distribution(logits.index_select(0, index).nan_to_num(0.0, 0.0, 0.0), sampling), numbers)
+        chosen = torch.stack([chosen[0].index_copy(0, index, drawn), chosen[1]])
+    # The only time that a step waits for the device.
+    tokens, finite = cast(list[list[int]], chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return tokens, [bool(x) for x in finite]
 
 
 def distribution(logits: Float[Tensor, "rows vocabulary"], sampling: Sampling) -> Float64[Tensor, "rows vocabulary"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from replayeval.engine import generation
 from replayeval.engine.generation import Finish, Generation, Generator, Request, StopText
 from replayeval.engine.generation_batch import PolicyDecoder
-from replayeval.engine.generation_sampling import Sampling, distribution, next_tokens, uniforms
+from replayeval.engine.generation_sampling import Prediction, Sampling, distribution, next_tokens, uniforms
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
 from replayeval.models.quiet import quiet
@@ -174,7 +174,8 @@ def test_draws_equal_those_of_plain_lists(sampling: Sampling, vocabulary: int) -
     rows = 12
     logits = 3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
     sequences, steps = [2**32 - 1 - 7 * r for r in range(rows)], list(range(0, 3 * rows, 3))
-    drawn = next_tokens(logits, [sampling] * rows, seed=SEED, sequences=sequences, steps=steps).tolist()
+    drawn, finite = next_tokens(Prediction.of(logits), [sampling] * rows, seed=SEED, sequences=sequences, steps=steps)
+    assert all(finite)
     wanted = [
         oracle.sampler(
             seed=SEED,
@@ -187,23 +188,33 @@ def test_draws_equal_those_of_plain_lists(sampling: Sampling, vocabulary: int) -
     ]
     assert drawn == wanted
     order = list(range(rows))[::-1]
-    turned = next_tokens(
-        logits[order],
+    turned, _ = next_tokens(
+        Prediction.of(logits).take(torch.tensor(order)),
         [sampling] * rows,
         seed=SEED,
         sequences=[sequences[r] for r in order],
         steps=[steps[r] for r in order],
-    ).tolist()
+    )
     assert turned == drawn[::-1]
 
 
 def test_rows_may_draw_in_different_ways() -> None:
     logits = torch.tensor([[0.0, 1.0, 0.5]] * 3)
     ways = [Sampling(), Sampling(temperature=100.0), Sampling(temperature=1.0, top_k=1)]
-    seen = [next_tokens(logits, ways, seed=s, sequences=[0, 1, 2], steps=[0, 0, 0]).tolist() for s in range(40)]
+    prediction = Prediction.of(logits)
+    seen = [next_tokens(prediction, ways, seed=s, sequences=[0, 1, 2], steps=[0, 0, 0])[0] for s in range(40)]
     assert {row[0] for row in seen} == {1}
     assert {row[1] for row in seen} == {0, 1, 2}
     assert {row[2] for row in seen} == {1}
+
+
+@pytest.mark.parametrize("ill", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_are_told_and_disturb_no_other_row(ill: float) -> None:
+    logits = torch.tensor([[0.0, 1.0, 0.5], [0.0, ill, 0.5], [0.0, 1.0, 2.0]])
+    ways = [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1)]
+    tokens, finite = next_tokens(Prediction.of(logits), ways, seed=0, sequences=[0, 1, 2], steps=[0, 0, 0])
+    assert finite == [True, False, True]
+    assert (tokens[0], tokens[2]) == (1, 2)
 
 
 def test_frequencies_are_those_of_the_distribution() -> None:
@@ -211,14 +222,14 @@ def test_frequencies_are_those_of_the_distribution() -> None:
     sampling = Sampling(temperature=0.8, top_k=5)
     expected = distribution(logits, sampling)[0]
     count = 20_000
-    drawn = next_tokens(
-        logits.expand(count, -1),
+    drawn, _ = next_tokens(
+        Prediction.of(logits.expand(count, -1)),
         [sampling] * count,
         seed=0,
         sequences=list(range(count)),
         steps=[3] * count,
     )
-    seen = torch.bincount(drawn, minlength=6)
+    seen = torch.bincount(torch.tensor(drawn), minlength=6)
     assert int(seen[4]) == 0  # outside the five most probable tokens
     kept = expected > 0
     statistic = float((((seen - count * expected) ** 2)[kept] / (count * expected[kept])).sum())

@@ -94,7 +94,7 @@ def come_and_go(head: OutputHead, policy: Policy, rows: FixedRows | None = None)
 
     def step(count: int) -> None:
         for _ in range(count):
-            found = rows.step([ids[m][LENGTHS[m] + len(seen[m]) - 1] for m in members])
+            found = rows.step([ids[m][LENGTHS[m] + len(seen[m]) - 1] for m in members]).logits
             for m, logits in zip(members, found, strict=True):
                 seen[m].append(logits.clone())
 
@@ -171,7 +171,7 @@ def test_a_row_depends_on_no_other_row_at_all() -> None:
             for number in (1, *([] if beside is None else [beside])):
                 part, _ = rows.prefill([ids[number][:4]], [number])
                 rows.admit([part], [[0]])
-            return torch.stack([rows.step([7, 9][: len(rows._places)])[0] for _ in range(4)])
+            return torch.stack([rows.step([7, 9][: len(rows._places)]).logits[0] for _ in range(4)])
 
     alone = answer(None)
     assert torch.equal(answer(0), alone)
@@ -187,7 +187,7 @@ class Pretend:
 
     def record(self, rows: FixedRows) -> None:
         rows._body()
-        logits = rows._body()
+        fixed = rows._body()
         if self._fails:
             layer = next(iter(rows._decoder._report.calls))  # pyright: ignore[reportOptionalMemberAccess]
             rows._decoder._report.calls[layer] += 1  # pyright: ignore[reportOptionalMemberAccess]
@@ -195,15 +195,16 @@ class Pretend:
                 raise RuntimeError("operation not permitted\nmore")
             except RuntimeError:
                 raise RuntimeError("the capture was broken off")  # noqa: B904
-        rows._logits = logits.clone()
+        rows._prediction = fixed
         rows.captures += 1
         pretend = self
 
         class Graph:
             def replay(self) -> None:
                 pretend.replays += 1
-                assert rows._logits is not None
-                rows._logits.copy_(rows._body())
+                found = rows._body()
+                fixed.logits.copy_(found.logits)
+                fixed.choices.copy_(found.choices)
 
         rows._graph = Graph()  # pyright: ignore[reportAttributeAccessIssue]
 
