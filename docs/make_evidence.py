@@ -26,6 +26,7 @@ from replayeval.policies import parse_policies
 from replayeval.report.schema import KLReport
 from replayeval.stats.paired import ArmAnswers, compare
 from replayeval.subject import load_subject
+from replayssm.backend import Execution
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "evidence"
@@ -43,6 +44,7 @@ POLICIES = (
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 WINDOWS = (1, 4, 16, 64)
 RECALL_TOKENS = 4096
+PARTS = ("slices", "recall", "windows", "lengths")
 SLICE_POLICIES = ("shared:fp8", "shared:nvfp4", "separate:nvfp4/fp32")
 SLICE_CHUNKS = (1024, 1000, 700, 512, 333, 128)
 SLICES = ROOT / "tests" / "models" / "builtin_slices.json"
@@ -61,14 +63,23 @@ def _progress(name: str) -> Any:
     return show
 
 
-def measure_lengths(name: str, work: Path, docs: int, device: str) -> KLReport:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where to measure: a device and what advances the states there."""
+
+    device: str
+    backend: str
+
+
+def measure_lengths(name: str, work: Path, docs: int, machine: Machine) -> KLReport:
     """Measure all policies over documents of 32K tokens."""
     result = measure_kl(
         f"builtin:{name}",
         arms=POLICIES,
         lengths=LENGTHS,
         docs=docs,
-        device=device,
+        device=machine.device,
+        backend=machine.backend,
         out=work / f"{name}-kl",
         resume=True,
         progress=_progress(f"{name} KL"),
@@ -76,7 +87,7 @@ def measure_lengths(name: str, work: Path, docs: int, device: str) -> KLReport:
     return result.report
 
 
-def measure_windows(name: str, work: Path, docs: int, device: str) -> KLReport:
+def measure_windows(name: str, work: Path, docs: int, machine: Machine) -> KLReport:
     """Measure shared and separate checkpoints over the replay window."""
     forms = ("shared:fp8", "shared:nvfp4", "separate:nvfp4/fp32")
     arms = ["shared:fp32@L=16", *(f"{form}@L={window}" for form in forms for window in WINDOWS)]
@@ -85,7 +96,8 @@ def measure_windows(name: str, work: Path, docs: int, device: str) -> KLReport:
         arms=arms,
         lengths=(4096,),
         docs=docs,
-        device=device,
+        device=machine.device,
+        backend=machine.backend,
         out=work / f"{name}-windows",
         resume=True,
         progress=_progress(f"{name} windows"),
@@ -93,11 +105,13 @@ def measure_windows(name: str, work: Path, docs: int, device: str) -> KLReport:
     return result.report
 
 
-def measure_recall(name: str, docs: int, device: str) -> dict[str, Any]:
+def measure_recall(name: str, docs: int, machine: Machine) -> dict[str, Any]:
     """Count the answers that each policy has right, paired with the reference."""
-    subject = load_subject(f"builtin:{name}", None, dtype="auto", device=device, revision=None, trust_remote_code=False)
+    subject = load_subject(
+        f"builtin:{name}", None, dtype="auto", device=machine.device, revision=None, trust_remote_code=False
+    )
     books = builtin_corpus(docs, RECALL_TOKENS, 0, mixture=(DocumentKind.RECALL,))
-    forcing = Forcing(arms=parse_policies(POLICIES, None, 16))
+    forcing = Forcing(arms=parse_policies(POLICIES, None, 16), execution=Execution.parse(machine.backend))
     show = _progress(f"{name} recall")
     done = 0
 
@@ -117,16 +131,16 @@ def measure_recall(name: str, docs: int, device: str) -> dict[str, Any]:
     return {"tokens": RECALL_TOKENS, "answers": answers, **dataclasses.asdict(comparison)}
 
 
-def measure_slice(name: str, device: str) -> dict[str, Any]:
-    """Measure one document of 2K tokens, and how far its means move when only float32 sums are taken in another order.
+def measure_slice(name: str) -> dict[str, Any]:
+    """Measure one document of 2K tokens, and how far its means move when float32 sums are taken in another order.
 
     Where a rounding falls the other way, everything after it is another sample of the same error. The spread over
-    chunk sizes is therefore what a repetition on another machine has to keep to.
+    chunk sizes is therefore what a repetition on another machine has to keep to. On the CPU, where tests repeat it.
     """
     means: dict[str, list[float]] = {policy: [] for policy in SLICE_POLICIES}
     nll = 0.0
     for chunk in SLICE_CHUNKS:
-        result = measure_kl(f"builtin:{name}", arms=SLICE_POLICIES, lengths=(2048,), docs=1, chunk=chunk, device=device)
+        result = measure_kl(f"builtin:{name}", arms=SLICE_POLICIES, lengths=(2048,), docs=1, chunk=chunk, device="cpu")
         for policy, scores in zip(SLICE_POLICIES, result.scores[0].kl_nats, strict=True):
             means[policy].append(float(scores.mean()))
         nll = float(result.scores[0].nll_reference_nats.mean())
@@ -175,20 +189,27 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(BUILTIN_MODELS), choices=BUILTIN_MODELS)
     parser.add_argument("--docs", type=int, default=8, help="documents of 32K tokens; twice as many for recall")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--backend", default="torch", help="what advances the states: torch, or triton on a GPU")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what to measure")
     options = parser.parse_args()
     RECORDS.mkdir(exist_ok=True)
-    if not options.draw:
-        slices = json.loads(SLICES.read_text(encoding="utf-8")) if SLICES.is_file() else {}
-        for name in options.models:
-            slices[name] = measure_slice(name, options.device)
-            SLICES.write_text(json.dumps(slices, indent=1) + "\n", encoding="utf-8")
-            recall = measure_recall(name, 2 * options.docs, options.device)
+    machine = Machine(device=options.device, backend=options.backend)
+    for name in [] if options.draw else options.models:
+        if "slices" in options.parts:
+            slices = json.loads(SLICES.read_text(encoding="utf-8")) if SLICES.is_file() else {}
+            SLICES.write_text(json.dumps(slices | {name: measure_slice(name)}, indent=1) + "\n", encoding="utf-8")
+        if "recall" in options.parts:
+            recall = measure_recall(name, 2 * options.docs, machine)
             (RECORDS / f"{name}-recall.json").write_text(json.dumps(recall, indent=1) + "\n", encoding="utf-8")
-            windows = measure_windows(name, options.work, max(1, options.docs // 2), options.device)
+        if "windows" in options.parts:
+            windows = measure_windows(name, options.work, max(1, options.docs // 2), machine)
             (RECORDS / f"{name}-windows.json").write_text(windows.to_json() + "\n", encoding="utf-8")
-            kl = measure_lengths(name, options.work, options.docs, options.device)
+        if "lengths" in options.parts:
+            kl = measure_lengths(name, options.work, options.docs, machine)
             (RECORDS / f"{name}-kl.json").write_text(kl.to_json() + "\n", encoding="utf-8")
-    if all((RECORDS / f"{name}-kl.json").is_file() for name in BUILTIN_MODELS):
+    if all(
+        (RECORDS / f"{name}-{part}.json").is_file() for name in BUILTIN_MODELS for part in ("kl", "windows", "recall")
+    ):
         draw()
 
 
