@@ -7,6 +7,7 @@ Greedy tokens are compared first, as `replayeval bench generate` does. `--profil
 """
 
 import argparse
+import faulthandler
 import json
 import time
 from pathlib import Path
@@ -67,6 +68,7 @@ def main() -> None:
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--model")
     chosen.add_argument("--config", choices=MODELS)
+    parser.add_argument("--layers", type=int, help="of --config; a few of them compile what all need")
     parser.add_argument("--dtype", default="float32", help="of --model; configurations are bfloat16")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rows", default="8,32")
@@ -77,14 +79,17 @@ def main() -> None:
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--graphs", choices=[str(g) for g in Graphs], default="auto")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--trace-after", type=float, help="seconds after which to print where everything stands")
     given = parser.parse_args()
+    if given.trace_after is not None:
+        faulthandler.dump_traceback_later(given.trace_after, exit=False)
     started = time.perf_counter()
 
     def say(text: str) -> None:
         print(f"{time.perf_counter() - started:6.1f} s  {text}", flush=True)
 
     model: Any = (
-        build(given.config, torch.device(given.device))
+        build(given.config, torch.device(given.device), layers=given.layers)
         if given.config
         else load_model(given.model, dtype=given.dtype, device=given.device, need_tokenizer=False).model
     )
@@ -95,7 +100,12 @@ def main() -> None:
     for rows in (int(n) for n in given.rows.split(",")):
         draw = np.random.default_rng(0)
         prompts = list(draw.integers(0, head.vocabulary, (rows, given.prompt)))
-        record: dict[str, Any] = {"model": given.config or given.model, "dtype": str(model.dtype), "rows": rows}
+        record: dict[str, Any] = {
+            "model": given.config or given.model,
+            "layers": head.config.num_hidden_layers,
+            "dtype": str(model.dtype),
+            "rows": rows,
+        }
         try:
             outcome = bench_generate(
                 head,

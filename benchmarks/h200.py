@@ -41,9 +41,14 @@ KERNELS_SECONDS = 200
 BATCH_SECONDS = 45
 
 
-def build(name: str, device: torch.device) -> PreTrainedModel:
-    """A model with the configuration of `configs/NAME.json`, random bfloat16 weights and a fixed seed."""
+def build(name: str, device: torch.device, *, layers: int | None = None) -> PreTrainedModel:
+    """A model with the configuration of `configs/NAME.json` or its first layers, random bfloat16 weights, a fixed seed."""
     values = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+    if layers is not None:
+        values["num_hidden_layers"] = layers
+        for key in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
+            if key in values:
+                values[key] = values[key][:layers]
     config = CONFIG_MAPPING[values.pop("model_type")](**values)
     torch.manual_seed(0)
     with device:

@@ -30,6 +30,8 @@ pytestmark = [
 ]
 
 REFERENCE, SHARED, SEPARATE = fixed.REFERENCE, fixed.SHARED, fixed.SEPARATE
+# kimi_linear has experts, whose float32 products copy sizes from the host; in bfloat16 they do not.
+CAPTURED = [name for name in fixed.FAST if name != "kimi_linear"]
 ROOMY = Policy.parse("shared:fp32@L=4")
 
 
@@ -54,7 +56,7 @@ def logits(head: OutputHead, policy: Policy, graphs: Graphs) -> tuple[FixedRows,
     return rows, {m: x.cpu() for m, x in fixed.come_and_go(head, policy, rows).items()}
 
 
-@pytest.mark.parametrize("name", fixed.FAST)
+@pytest.mark.parametrize("name", CAPTURED)
 def test_replayed_steps_equal_launched_ones_and_each_sequence_alone(name: str) -> None:
     head = on_card(name)
     rows, replayed = logits(head, SHARED, Graphs.ON)
@@ -68,9 +70,11 @@ def test_replayed_steps_equal_launched_ones_and_each_sequence_alone(name: str) -
     assert all(gap <= 100 * fixed.LIMIT for gap in found.values()), found
 
 
-@pytest.mark.parametrize("policy", [REFERENCE, SEPARATE], ids=str)
-def test_half_precision_replays_its_launches(policy: Policy) -> None:
-    head = on_card("qwen3_5", torch.bfloat16)
+@pytest.mark.parametrize(
+    ("name", "policy"), [("qwen3_5", REFERENCE), ("qwen3_5", SEPARATE), ("kimi_linear", ROOMY)], ids=str
+)
+def test_half_precision_replays_its_launches(name: str, policy: Policy) -> None:
+    head = on_card(name, torch.bfloat16)
     _, replayed = logits(head, policy, Graphs.ON)
     _, launched = logits(head, policy, Graphs.OFF)
     assert all(x.isfinite().all() for x in replayed.values())
@@ -109,7 +113,7 @@ def test_answers_are_those_of_pytorch_for_any_number_of_slots(sampling: Sampling
         assert engine.generate(asked[::-1]) == want[::-1]
 
 
-@pytest.mark.parametrize("name", [n for n in tiny.NAMES if n not in (*fixed.FAST, fixed.SLIDING)])
+@pytest.mark.parametrize("name", [n for n in tiny.NAMES if n not in (*CAPTURED, fixed.SLIDING)])
 def test_every_architecture_is_replayed_or_says_why_not(name: str) -> None:
     head = on_card(name)
     rows, found = logits(head, ROOMY, Graphs.AUTO)
