@@ -42,7 +42,7 @@ BATCH_SECONDS = 45
 
 
 def build(name: str, device: torch.device, *, layers: int | None = None) -> PreTrainedModel:
-    """A model with the configuration of `configs/NAME.json` or its first layers, random bfloat16 weights, a fixed seed."""
+    """A model as `configs/NAME.json` says, or its first layers: random bfloat16 weights, a fixed seed."""
     values = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     if layers is not None:
         values["num_hidden_layers"] = layers

@@ -290,12 +290,13 @@ class FixedRows:
         try:
             with self._decoder.attempt():
                 self._record()
-        except torch.OutOfMemoryError:
-            # Fewer rows are the remedy, and the caller's.
-            raise
         except (RuntimeError, UnsupportedArmError) as error:
             self._graph, self._prediction = None, None
-            self._refuse(f"the step of this model cannot be captured: {_first_line(error)}")
+            cause = _root(error)
+            if isinstance(cause, torch.OutOfMemoryError):
+                # Fewer rows are the remedy, and the caller's.
+                raise cause from error
+            self._refuse(f"the step of this model cannot be captured: {_first_line(cause)}")
         finally:
             self._states.slot_index.copy_(slot_index)
             self._positions.copy_(positions)
@@ -321,9 +322,13 @@ class FixedRows:
         self._reason = reason
 
 
-def _first_line(error: BaseException) -> str:
+def _root(error: BaseException) -> BaseException:
     """What went wrong first: ending a capture that failed raises once more."""
     while error.__context__ is not None:
         error = error.__context__
+    return error
+
+
+def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

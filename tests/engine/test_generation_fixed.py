@@ -181,18 +181,18 @@ def test_a_row_depends_on_no_other_row_at_all() -> None:
 class Pretend:
     """Stands in for a recorded step: does what a replay would do, and fails as a capture does."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: Exception | None = None) -> None:
         self.replays = 0
         self._fails = fails
 
     def record(self, rows: FixedRows) -> None:
         rows._body()
         fixed = rows._body()
-        if self._fails:
+        if self._fails is not None:
             layer = next(iter(rows._decoder._report.calls))  # pyright: ignore[reportOptionalMemberAccess]
             rows._decoder._report.calls[layer] += 1  # pyright: ignore[reportOptionalMemberAccess]
             try:
-                raise RuntimeError("operation not permitted\nmore")
+                raise self._fails
             except RuntimeError:
                 raise RuntimeError("the capture was broken off")  # noqa: B904
         rows._prediction = fixed
@@ -232,11 +232,14 @@ def test_recording_a_step_leaves_the_rows_as_they_are(monkeypatch: pytest.Monkey
 def test_a_step_that_cannot_be_recorded_is_computed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     head = OutputHead(tiny.shared(SMALL))
     plain = come_and_go(head, SHARED)
-    rows = pretended(head, monkeypatch, Pretend(fails=True))
+    refused = RuntimeError("operation not permitted\nmore")
+    rows = pretended(head, monkeypatch, Pretend(refused))
     got = come_and_go(head, SHARED, rows)
     assert all(torch.equal(got[m], plain[m]) for m in plain)
     assert str(rows.steps) == "decode kernels (the step of this model cannot be captured: operation not permitted)"
-    rows = pretended(head, monkeypatch, Pretend(fails=True))
+    with pytest.raises(torch.OutOfMemoryError, match="too little"):
+        come_and_go(head, SHARED, pretended(head, monkeypatch, Pretend(torch.OutOfMemoryError("too little"))))
+    rows = pretended(head, monkeypatch, Pretend(refused))
     rows._wanted = Graphs.ON
     with pytest.raises(UnsupportedArmError, match="graphs on: .*operation not permitted; use graphs auto or off"):
         come_and_go(head, SHARED, rows)
