@@ -122,8 +122,9 @@ class Generator:
     token can only change where two logits are closer than that, or a store rounds a value that close to a tie.
 
     With backend triton, sequences decode in places that stay, through the decode kernels, and on a GPU each step is
-    replayed as one CUDA graph; `steps` says whether that is so. Then a row's arithmetic depends on the number of slots
-    and on the room for keys, and on nothing in other rows. A generator keeps slots and graphs from call to call.
+    replayed as one CUDA graph; `steps` says whether that is so. Then what a step computes for a row depends on the
+    number of slots and on the room for keys, and on nothing in other rows. A generator keeps slots and graphs from call
+    to call.
 
     Args:
         head: The model.

@@ -160,22 +160,25 @@ def test_attention_that_takes_sums_as_masks() -> None:
         head.config._attn_implementation = before
 
 
-def test_a_row_depends_on_no_other_row_at_all() -> None:
-    head = OutputHead(tiny.shared(SMALL))
+def beside_others(head: OutputHead, graphs: Graphs) -> list[Tensor]:
+    """Logits of one row's steps: alone, and beside two other ones."""
     ids = texts()
 
     def answer(beside: int | None) -> Tensor:
-        rows = fixed_rows(head, SHARED, places=2)
+        rows = fixed_rows(head, SHARED, places=2, graphs=graphs)
         with rows._decoder.running():
             rows.clear(20)
             for number in (1, *([] if beside is None else [beside])):
                 part, _ = rows.prefill([ids[number][:4]], [number])
                 rows.admit([part], [[0]])
-            return torch.stack([rows.step([7, 9][: len(rows._places)]).logits[0] for _ in range(4)])
+            return torch.stack([rows.step([7, 9][: len(rows._places)]).logits[0].cpu() for _ in range(4)])
 
-    alone = answer(None)
-    assert torch.equal(answer(0), alone)
-    assert torch.equal(answer(3), alone)
+    return [answer(None), answer(0), answer(3)]
+
+
+def test_a_step_of_a_row_depends_on_no_other_row_at_all() -> None:
+    alone, *others = beside_others(OutputHead(tiny.shared(SMALL)), Graphs.AUTO)
+    assert all(torch.equal(other, alone) for other in others)
 
 
 class Pretend:

@@ -81,6 +81,12 @@ def test_half_precision_replays_its_launches(name: str, policy: Policy) -> None:
     assert all(torch.equal(replayed[m], launched[m]) for m in launched)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_replayed_step_of_a_row_depends_on_no_other_row_at_all(dtype: torch.dtype) -> None:
+    alone, *others = fixed.beside_others(on_card("qwen3_5", dtype), Graphs.ON)
+    assert all(torch.equal(other, alone) for other in others)
+
+
 def test_rows_that_outgrow_their_room_are_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_graph, "CAPACITY_STEP", 4)
     monkeypatch.setattr(generation_graph, "SPARE_TOKENS", 2)
