@@ -123,8 +123,8 @@ class Generator:
 
     With backend triton, sequences decode in places that stay, through the decode kernels, and on a GPU each step is
     replayed as one CUDA graph; `steps` says whether that is so. Then what a step computes for a row depends on the
-    number of slots and on the room for keys, and on nothing in other rows. A generator keeps slots and graphs from call
-    to call.
+    number of places and on the room for keys, and on nothing in other rows. A generator keeps places and graphs from
+    call to call; it has as many places as slots, or as the call with the most requests had requests.
 
     Args:
         head: The model.
@@ -164,8 +164,10 @@ class Generator:
         )
         problem = kernel_problem(head, self._decoder.execution, watched=observer is not None)
         self._rows: JoinedRows | FixedRows
+        self._graphs = graphs
         if problem is None:
-            self._rows = FixedRows(self._decoder, places=slots, seed=seed, graphs=graphs)
+            # One place says whether it can be done; `generate` knows how many are needed.
+            self._rows = FixedRows(self._decoder, places=1, seed=seed, graphs=graphs)
         elif graphs is Graphs.ON:
             raise UnsupportedArmError(f"graphs on: steps need the decode kernels: {problem}; use graphs auto or off")
         else:
@@ -201,6 +203,9 @@ class Generator:
                     f"request {index}: expected a prompt and an answer of at least 1 token, got {len(request.prompt)} "
                     f"and {request.max_tokens}"
                 )
+        places = min(self._slots, len(requests))
+        if isinstance(self._rows, FixedRows) and self._rows.places < places:
+            self._rows = FixedRows(self._decoder, places=places, seed=self._seed, graphs=self._graphs)
         waiting = deque(sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt)))
         answers: dict[int, Generation] = {}
         slots: list[_Slot] = []

@@ -181,6 +181,11 @@ class FixedRows:
         return Steps(kernels=True, graphs=self._reason is None, reason=self._reason)
 
     @property
+    def places(self) -> int:
+        """Sequences that can decode side by side."""
+        return len(self._lengths)
+
+    @property
     def capacity(self) -> int:
         """Tokens that each place has room for."""
         return self._capacity
@@ -213,7 +218,7 @@ class FixedRows:
     def step(self, tokens: Sequence[int]) -> Prediction:
         """Append a token to every row and predict the one behind it; of use until the next step."""
         self._make_room(max(self._lengths) + 1)
-        waiting = [0] * len(self._lengths)
+        waiting = [0] * self.places
         for place, token in zip(self._places, tokens, strict=True):
             waiting[place] = token
             self._lengths[place] += 1
@@ -225,7 +230,7 @@ class FixedRows:
         else:
             self._graph.replay()
         assert self._prediction is not None
-        if self._places == list(range(len(self._lengths))):
+        if self._places == list(range(self.places)):
             return self._prediction
         return self._prediction.take(self._index(self._places))
 
@@ -236,7 +241,7 @@ class FixedRows:
         lengths = part.lengths.index_select(0, picked)
         counted = cast(list[int], lengths.tolist())  # pyright: ignore[reportUnknownMemberType]
         if self._cache is None:
-            self._cache = FixedCache(part.cache, places=len(self._lengths), positions=self._positions)
+            self._cache = FixedCache(part.cache, places=self.places, positions=self._positions)
         self._make_room(max([*self._lengths, *counted]) + 1)
         self._cache.admit(part.cache, rows, places, lengths=counted)
         self._positions[index] = lengths

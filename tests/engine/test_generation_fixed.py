@@ -380,6 +380,7 @@ def test_answers_are_those_of_the_other_backend_for_any_number_of_slots(sampling
     want = Generator(head, SHARED, seed=SEED, slots=1).generate(asked)
     engine = Generator(head, SHARED, seed=SEED, slots=slots, execution=TRITON)
     assert engine.generate(asked) == want
+    assert isinstance(engine._rows, FixedRows) and engine._rows.places == slots
     # A second call finds places, slots and room as the first one left them.
     assert engine.generate(asked[:1:-1]) == want[:1:-1]
     assert str(engine.steps) == "decode kernels (CUDA graphs need a CUDA device, got cpu)"
