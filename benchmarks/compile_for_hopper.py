@@ -25,7 +25,7 @@ from replayssm.decode import DecodeToken, Launch, prepare_step
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, Mamba2Constants
-from replayssm.streaming_kl import Finish, StreamLaunch, kernel_arguments
+from replayssm.streaming_kl import StreamLaunch
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -125,16 +125,27 @@ def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int =
 
 
 def streaming_kernel(rows: int, cut: StreamLaunch) -> Compiled:
-    """The streaming KL kernel at the size of Qwen3.5-4B."""
+    """The kernel of the streaming scores for a chunk of 2,048 tokens."""
     from replayssm.streaming_kl_triton import streaming_kl_kernel
 
-    hidden = torch.empty(rows, 2048, 2560, dtype=torch.bfloat16, device="meta")
-    weight = torch.empty(248320, 2560, dtype=torch.bfloat16, device="meta")
-    targets = torch.empty(2048, dtype=torch.int64, device="meta")
-    given, constants, _ = kernel_arguments(hidden, weight, targets, bias=None, finish=Finish(), cut=cut)
-    names = [p.name for p in streaming_kl_kernel.params if not p.is_constexpr]
-    arguments = {**dict(zip(names, given, strict=True)), **constants}
-    return compile_kernel(streaming_kl_kernel, arguments, warps=cut.warps, num_stages=cut.stages)
+    def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device="meta")
+
+    arguments = {
+        "logits": empty(rows, 2048, cut.words),
+        "bias": empty(cut.words, dtype=torch.bfloat16),
+        "targets": empty(2048, dtype=torch.int32),
+        "statistics": empty(6, 2048, rows),
+        "places": empty(2048, rows, dtype=torch.int32),
+        "rows": rows,
+        "time": 2048,
+        "stride": cut.words,
+        "first_word": cut.words,
+        "fresh": 0,
+        **dict.fromkeys(("multiplier", "divisor", "cap"), 1.0),
+        **{"BN": cut.words, "HAS_BIAS": False, "FINISH": False, "HAS_CAP": False},
+    }
+    return compile_kernel(streaming_kl_kernel, arguments, warps=cut.warps)
 
 
 def main() -> None:

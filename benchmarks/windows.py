@@ -27,12 +27,13 @@ from replayeval.engine.kernel_cases import SHAPES, LayerShape
 from replayeval.engine.precision import exact_float32
 from replayssm.backend import Execution
 from replayssm.formats import Rounding, random_bits, store_and_load
+from replayssm.formats.triton_format import block
 from replayssm.formats.triton_store_kernels import pack_kernel, unpack_kernel
 from replayssm.launch import is_interpreted
 from replayssm.policy import REFERENCE, Policy, precision_arms
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
-from replayssm.triton_walk import PREPARE_WARPS, warps
+from replayssm.triton_walk import FOLD_WARPS, STAGES, prepare_warps, warps
 
 TOKENS = 1024
 LAYER = 0
@@ -153,10 +154,12 @@ def run_time(out: Path | None) -> int:
     return 0
 
 
-def compiled(kernel: Any, num_warps: int, constants: dict[str, Any]) -> dict[str, int]:
+def compiled(kernel: Any, num_warps: int, constants: dict[str, Any], *, stages: int = 3) -> dict[str, int]:
     """Registers, stack and shared memory of a kernel on sm_90."""
     names = [name for name in kernel.arg_names if name not in constants]
     kinds = {n: TYPES.get(n, "*fp32" if n.endswith("_ptr") else "i32") for n in names}
+    if constants.get("PRODUCTS") in (2, 4):
+        kinds |= {n: "*bf16" for n in names if n in ("reads_ptr", "keys_ptr")}
     if kernel in (pack_kernel, unpack_kernel):
         half = constants["ELEMENT"] == 2
         kinds |= {"payload_ptr": "*fp16" if half else "*u8", "scale_ptr": "*u8"}
@@ -168,7 +171,9 @@ def compiled(kernel: Any, num_warps: int, constants: dict[str, Any]) -> dict[str
         attrs=aligned,
     )
     made = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "enable_fp_fusion": False}
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": False},
     )
     if ".ftz" in made.asm["ptx"]:
         raise RuntimeError("expected subnormal numbers to be kept, got instructions that flush them to zero")
@@ -195,20 +200,23 @@ def run_compile(names: Sequence[str], products: int) -> int:
             common |= {"TILE_ROWS": tile_rows, "GROUP_KEYS": group_keys}
             print("pack", label, compiled(pack_kernel, 8, {**common, "STOCHASTIC": stochastic}), flush=True)
             print("unpack", label, compiled(unpack_kernel, 8, common), flush=True)
+    walks = importlib.import_module("replayssm.triton_pieces")
     for name in names:
         shape = SHAPES[name]
         kernels = importlib.import_module(f"replayssm.{shape.recurrence}.window_triton")
         common = {"D_K": shape.d_k, "BLOCK_K": 128, "BLOCK_T": 16, "PRODUCTS": products}
-        split = 32 if shape.d_v % 32 == 0 else 16
-        whole = 1 << (shape.d_v - 1).bit_length()
-        print(name, "prepare", compiled(kernels.prepare_kernel, PREPARE_WARPS[shape.recurrence], common), flush=True)
-        serve = compiled(kernels.serve_kernel, warps(split, 128), {**common, "BLOCK_V": split})
-        print(name, "serve", serve, flush=True)
+        whole = block(shape.d_v)
+        split = tile_rows(whole_head=False, needed=1, d_v=shape.d_v, products=products)
+        made = compiled(kernels.prepare_kernel, prepare_warps(shape.recurrence, products), common)
+        print(name, "prepare", made, flush=True)
+        print(name, "fold", compiled(kernels.fold_kernel, FOLD_WARPS, {**common, "BLOCK_V": whole}), flush=True)
+        common["RULE"] = list(Recurrence).index(shape.recurrence)
         for label, formats in FORMATS.items():
             block_v = whole if "nvfp4" in label else split
             constants = {**common, "BLOCK_V": block_v, "FORMATS": formats}
-            walk = compiled(kernels.walk_kernel, warps(block_v, 128), constants)
-            print(name, f"walk {label}", walk, flush=True)
+            for kind, kernel in (("walk", walks.walk_kernel), ("serve", walks.serve_kernel)):
+                made = compiled(kernel, warps(block_v, 128, products), constants, stages=STAGES)
+                print(name, f"{kind} {label}", made, flush=True)
     return 0
 
 

@@ -14,9 +14,10 @@ from replayssm.launch import triton_problem
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Schedule, plan
-from replayssm.triton_walk import PIECE_TOKENS, TritonWalk, check_supported
+from replayssm.triton_walk import PIECE_TOKENS, TritonWalk, check_supported, scratch_elements
 
 _SLAB_ELEMENTS = 2**26
+_KERNEL_SLAB_ELEMENTS = 2**28
 _REMEMBERED_PLANS = 4
 
 
@@ -246,10 +247,11 @@ class StateBank:
         per_token = heads * (4 * d_v + 4 * widest + (4 * d_k if checkpoint.recurrence is Recurrence.KDA else 1))
         per_step = len(lanes.rows) * widest * (per_token + 4 * inputs.key.shape[-2] * d_k)
         if self._triton is not None:
-            # The kernels keep two squares of PIECE_TOKENS per piece and head, and the read copies of every window.
-            per_step = self.rows * -(-widest // PIECE_TOKENS) * heads * 2 * PIECE_TOKENS**2
+            # What the kernels keep of each piece, and the read copies of every window.
+            per_piece = scratch_elements(checkpoint.recurrence, heads, inputs.key.shape[-2], d_v, d_k)
+            per_step = self.rows * -(-widest // PIECE_TOKENS) * per_piece
             per_step += (len(lanes.rows) - self.rows) * heads * d_v * d_k
-        longest = max(1, _SLAB_ELEMENTS // per_step)
+        longest = max(1, (_SLAB_ELEMENTS if self._triton is None else _KERNEL_SLAB_ELEMENTS) // per_step)
         key = (
             checkpoint.cursors.key(),
             lanes.windows.tobytes(),

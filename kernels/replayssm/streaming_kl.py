@@ -1,4 +1,4 @@
-"""KL divergence, likelihood and top-1 agreement per token from hidden states, with no logit in memory.
+"""KL divergence, likelihood and top-1 agreement per token from hidden states, with the logits of few words in memory.
 
 With `δ = z_arm − z_ref` per word and probabilities `p` of the reference, `KL = log E_p[e^δ] − E_p[δ]`. A constant `c`
 taken off `δ` changes neither, so with `d = δ − c` and `φ(d) = e^d − 1 − d ≥ 0`
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int32, Int64
 from torch import Tensor
 
-from replayssm.launch import is_interpreted, launch
+from replayssm.launch import launch
 
 LARGEST_VOCABULARY = 1 << 24
 
@@ -44,23 +44,17 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLaunch:
-    """How the kernel is cut into programs.
+    """How the work is cut.
 
     Attributes:
-        lanes: Rows of the tile of logits: tokens times rows of a token, the latter padded to a power of two.
-        words: Vocabulary entries of a tile.
-        channels: Hidden channels of one product.
-        splits: Parts of the vocabulary that are worked on side by side.
+        words: Vocabulary entries whose logits are made, used and dropped at a time.
+        splits: Parts of the vocabulary with sums of their own, merged in float64.
         warps: Warps of a program.
-        stages: Depth of the software pipeline.
     """
 
-    lanes: int = 128
-    words: int = 128
-    channels: int = 64
-    splits: int = 32
-    warps: int = 8
-    stages: int = 3
+    words: int = 1024
+    splits: int = 4
+    warps: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,65 +131,58 @@ def streamed_scores(
     return merge(statistics, targets)
 
 
-def padded_rows(rows: int) -> int:
-    """Rows of one token in the tile of logits."""
-    return 1 << (rows - 1).bit_length()
-
-
 def run_kernel(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None, finish: Finish, cut: StreamLaunch
 ) -> StreamedStatistics:
-    """Run the kernel; see `streamed_scores`."""
-    rows, time, _ = hidden.shape
-    arguments, constants, grid = kernel_arguments(hidden, weight, targets, bias=bias, finish=finish, cut=cut)
-    kernel: Any = importlib.import_module("replayssm.streaming_kl_triton").streaming_kl_kernel
-    launch(kernel, grid, *arguments, num_warps=cut.warps, num_stages=cut.stages, fused=True, **constants)
-    return StreamedStatistics(values=arguments[4].view(-1, 6, time, rows), places=arguments[5])
-
-
-def kernel_arguments(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None, finish: Finish, cut: StreamLaunch
-) -> tuple[tuple[Any, ...], dict[str, Any], tuple[int, int]]:
-    """Run-time arguments (with fresh output tensors), compile-time arguments and grid of the kernel."""
+    """Project onto some words, add what follows from their logits to the sums, and so on; see `streamed_scores`."""
     rows, time, width = hidden.shape
     vocabulary = weight.shape[0]
-    lanes_of_token = padded_rows(rows)
-    tokens = max(1, cut.lanes // lanes_of_token)
+    flat = hidden.reshape(rows * time, width)
     blocks = -(-vocabulary // cut.words)
     per_split = -(-blocks // min(cut.splits, blocks)) * cut.words
     splits = -(-vocabulary // per_split)
     values = torch.empty(splits, 6, time, rows, dtype=torch.float32, device=hidden.device)
     places = torch.empty(splits, time, rows, dtype=torch.int32, device=hidden.device)
-    arguments = (
-        hidden,
-        weight,
-        weight if bias is None else bias,
-        targets.to(device=hidden.device, dtype=torch.int32),
-        values,
-        places,
-        rows,
-        time,
-        width,
-        vocabulary,
-        per_split,
-        *hidden.stride(),
-        *weight.stride(),
-        finish.multiplier,
-        finish.divisor,
-        finish.cap or 1.0,
-    )
-    constants = {
-        "ROWS": lanes_of_token,
-        "BT": tokens,
-        "BN": cut.words,
-        "BD": cut.channels,
-        "HAS_BIAS": bias is not None,
-        "FINISH": finish != Finish(),
-        "HAS_CAP": finish.cap is not None,
-        # The interpreter of Triton 3.6 multiplies bfloat16 wrongly.
-        "RAISE": is_interpreted() and weight.dtype is not torch.float32,
-    }
-    return arguments, constants, (-(-time // tokens), splits)
+    following = targets.to(device=hidden.device, dtype=torch.int32)
+    kernel: Any = importlib.import_module("replayssm.streaming_kl_triton").streaming_kl_kernel
+    for begin in range(0, vocabulary, cut.words):
+        words = weight[begin : begin + cut.words]
+        split = begin // per_split
+        launch(
+            kernel,
+            (time,),
+            project(flat, words),
+            weight if bias is None else bias,
+            following,
+            values[split],
+            places[split],
+            rows,
+            time,
+            len(words),
+            begin,
+            int(begin % per_split == 0),
+            finish.multiplier,
+            finish.divisor,
+            finish.cap or 1.0,
+            BN=max(16, 1 << (len(words) - 1).bit_length()),
+            HAS_BIAS=bias is not None,
+            FINISH=finish != Finish(),
+            HAS_CAP=finish.cap is not None,
+            num_warps=cut.warps,
+            fused=True,
+        )
+    return StreamedStatistics(values=values, places=places)
+
+
+def project(
+    flat: Float[Tensor, "tokens hidden"], words: Float[Tensor, "words hidden"]
+) -> Float[Tensor, "tokens words"]:
+    """Logits of some words, accumulated and returned in float32."""
+    if words.dtype is torch.float32:
+        return torch.mm(flat, words.t())
+    if words.device.type == "cuda":
+        return torch.mm(flat, words.t(), out_dtype=torch.float32)
+    return torch.mm(flat.to(torch.float32), words.to(torch.float32).t())
 
 
 def merge(statistics: StreamedStatistics, targets: Int64[Tensor, " time"]) -> StreamedScores:

@@ -1,7 +1,7 @@
-"""Projection, softmax statistics and divergence terms of a block of tokens in one pass over a range of the vocabulary.
+"""Softmax statistics and divergence terms of all tokens from the logits of one block of words, added to those before.
 
-The rows of one token (the reference, the arms, padding up to a power of two) lie next to each other in the tile of
-logits, so that comparing an arm with the reference stays within a warp. No logit is written to memory.
+One program per token keeps the block's logits of the reference in registers and takes the arms one after another, so
+that a comparison of an arm with the reference needs no other thread.
 """
 
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,8 +31,8 @@ def finished_logits(z, multiplier, divisor, cap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
-def excess(d):
-    """`exp(d) - 1 - d` for `d <= 1`, to a relative error of a few float32 epsilons."""
+def small_excess(d):
+    """`exp(d) - 1 - d` for `|d| <= 1`, to a relative error of a few float32 epsilons."""
     series = 1.0 / 3628800.0
     series = series * d + 1.0 / 362880.0
     series = series * d + 1.0 / 40320.0
@@ -42,103 +42,95 @@ def excess(d):
     series = series * d + 1.0 / 24.0
     series = series * d + 1.0 / 6.0
     series = series * d + 0.5
-    return tl.where(tl.abs(d) <= 1.0, series * d * d, tl.exp(tl.minimum(d, 1.0)) - 1.0 - d)
+    return series * d * d
 
 
 @triton.jit
-def streaming_kl_kernel(
-    hidden, weight, bias, targets, statistics, places,
-    rows, time, width, vocabulary, per_split,
-    hidden_row, hidden_time, hidden_step, weight_row, weight_step,
-    multiplier, divisor, cap,
-    ROWS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    HAS_BIAS: tl.constexpr, FINISH: tl.constexpr, HAS_CAP: tl.constexpr, RAISE: tl.constexpr,
+def row_logits(
+    logits, row, token, time, stride, bias, inside, word, multiplier, divisor, cap,
+    HAS_BIAS: tl.constexpr, FINISH: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
-    """`replayssm.streaming_kl.StreamedStatistics` says what is written where."""
-    M: tl.constexpr = ROWS * BT
-    block = tl.program_id(0)
-    split = tl.program_id(1)
-    lane = tl.arange(0, M)
-    token = block * BT + lane // ROWS
-    row = lane % ROWS
-    used = (token < time) & (row < rows)
-    from_here = hidden + row.to(tl.int64) * hidden_row + token.to(tl.int64) * hidden_time
+    """The block's logits of one row and token, after everything that the model does to them."""
+    z = tl.load(logits + (row * time + token) * stride + inside, mask=inside < stride, other=0.0)
+    if HAS_BIAS:
+        z += tl.load(bias + word, mask=inside < stride, other=0.0).to(tl.float32)
+    if FINISH:
+        z = finished_logits(z, multiplier, divisor, cap, HAS_CAP)
+    return z
 
-    tokens = block * BT + tl.arange(0, BT)
-    number = tl.arange(0, ROWS)
-    is_reference = (number == 0)[None, :, None]
-    target = tl.load(targets + tokens, mask=tokens < time, other=-1)
 
-    top = tl.full((BT, ROWS), float("-inf"), tl.float32)
-    best = tl.full((BT, ROWS), 2147483647, tl.int32)
-    mass = tl.zeros((BT, ROWS), tl.float32)
-    chosen = tl.zeros((BT, ROWS), tl.float32)
-    centre = tl.zeros((BT, ROWS), tl.float32)
-    first = tl.zeros((BT, ROWS), tl.float32)
-    second = tl.zeros((BT, ROWS), tl.float32)
-    begin = split * per_split
-    end = tl.minimum(begin + per_split, vocabulary)
-    for start in tl.range(begin, end, BN):
-        words = start + tl.arange(0, BN)
-        there = words < end
-        z = tl.zeros((M, BN), tl.float32)
-        for at in tl.range(0, width, BD):
-            channel = at + tl.arange(0, BD)
-            inside = channel < width
-            h = tl.load(
-                from_here[:, None] + channel[None, :] * hidden_step, mask=used[:, None] & inside[None, :], other=0.0
-            )
-            w = tl.load(
-                weight + words.to(tl.int64)[None, :] * weight_row + channel[:, None] * weight_step,
-                mask=inside[:, None] & there[None, :],
-                other=0.0,
-            )
-            if RAISE:
-                h = h.to(tl.float32)
-                w = w.to(tl.float32)
-            z = tl.dot(h, w, z, input_precision="ieee")
-        if HAS_BIAS:
-            z += tl.load(bias + words, mask=there, other=0.0).to(tl.float32)[None, :]
-        if FINISH:
-            z = finished_logits(z, multiplier, divisor, cap, HAS_CAP)
-        z = tl.reshape(z, (BT, ROWS, BN))
-        real = there[None, None, :]
-        shown = tl.where(real, z, float("-inf"))
+@triton.jit
+def add_row(z, there, word, first_word, stride, target, fresh, at, size, place_at):
+    """Add a block to the running maximum, its first place, the sum of exponentials and the target's logit of a row.
 
-        # Running maximum, its first place, sum of exponentials, logit of the true next token.
-        highest = tl.max(shown, axis=2)
-        place = tl.min(tl.where(shown == highest[:, :, None], words[None, None, :], 2147483647), axis=2)
-        best = tl.where(highest > top, place, best)
-        new_top = tl.maximum(top, highest)
-        mass = mass * tl.exp(top - new_top) + tl.sum(tl.exp(shown - new_top[:, :, None]), axis=2)
-        chosen += tl.sum(tl.where(words[None, None, :] == target[:, None, None], z, 0.0), axis=2)
+    Returns:
+        The maximum before and after.
+    """
+    shown = tl.where(there, z, float("-inf"))
+    top = tl.load(at, mask=fresh == 0, other=float("-inf"))
+    mass = tl.load(at + size, mask=fresh == 0, other=0.0)
+    best = tl.load(place_at, mask=fresh == 0, other=2147483647)
+    chosen = tl.load(at + 2 * size, mask=fresh == 0, other=0.0)
+    highest = tl.max(shown, axis=0)
+    if highest > top:
+        best = tl.min(tl.where(shown == highest, word, 2147483647), axis=0)
+    new_top = tl.maximum(top, highest)
+    mass = mass * tl.exp(top - new_top) + tl.sum(tl.exp(shown - new_top), axis=0)
+    if (target >= first_word) & (target < first_word + stride):
+        chosen += tl.sum(tl.where(word == target, z, 0.0), axis=0)
+    tl.store(at, new_top)
+    tl.store(at + size, mass)
+    tl.store(at + 2 * size, chosen)
+    tl.store(place_at, best)
+    return top, new_top
 
-        # Moments, under the reference, of the difference of logits to it.
-        of_reference = tl.sum(tl.where(is_reference, shown, 0.0), axis=1)
-        old_reference = tl.sum(tl.where((number == 0)[None, :], top, 0.0), axis=1)
-        new_reference = tl.sum(tl.where((number == 0)[None, :], new_top, 0.0), axis=1)
-        p = tl.exp(of_reference - new_reference[:, None])[:, None, :]
-        difference = tl.where(real, z - tl.sum(tl.where(is_reference, z, 0.0), axis=1)[:, None, :], 0.0)
-        if start == begin:
-            # Any centre will do; near the mean the least is lost.
-            centre = tl.sum(p * difference, axis=2) / tl.sum(p, axis=2)
-        d = difference - centre[:, :, None]
-        # Where an arm has far more mass than the reference, p may be 0 and exp(d) infinite; their product is neither.
-        far = tl.exp(shown - centre[:, :, None] - new_reference[:, None, None]) - p * (1.0 + d)
-        term = tl.where(d > 1.0, far, p * excess(d))
-        shrink = tl.exp(old_reference - new_reference)[:, None]
-        first = first * shrink + tl.sum(tl.where(real, p * d, 0.0), axis=2)
-        second = second * shrink + tl.sum(tl.where(real, term, 0.0), axis=2)
-        top = new_top
 
+@triton.jit(do_not_specialize=["first_word", "fresh"])
+def streaming_kl_kernel(
+    logits, bias, targets, statistics, places,
+    rows, time, stride, first_word, fresh,
+    multiplier, divisor, cap,
+    BN: tl.constexpr, HAS_BIAS: tl.constexpr, FINISH: tl.constexpr, HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """`logits` is `[rows, time, stride]`; `replayssm.streaming_kl.StreamedStatistics` says what is written where."""
+    token = tl.program_id(0).to(tl.int64)
+    inside = tl.arange(0, BN)
+    there = inside < stride
+    word = first_word + inside
+    target = tl.load(targets + token)
     size = time.to(tl.int64) * rows
-    where = tokens.to(tl.int64)[:, None] * rows + number[None, :]
-    keep = (tokens < time)[:, None] & (number < rows)[None, :]
-    out = statistics + split.to(tl.int64) * 6 * size + where
-    tl.store(out, top, mask=keep)
-    tl.store(out + size, mass, mask=keep)
-    tl.store(out + 2 * size, chosen, mask=keep)
-    tl.store(out + 3 * size, centre, mask=keep)
-    tl.store(out + 4 * size, first, mask=keep)
-    tl.store(out + 5 * size, second, mask=keep)
-    tl.store(places + split.to(tl.int64) * size + where, best, mask=keep)
+    at = statistics + token * rows
+    of_reference = row_logits(
+        logits, 0, token, time, stride, bias, inside, word, multiplier, divisor, cap, HAS_BIAS, FINISH, HAS_CAP
+    )
+    old, new = add_row(of_reference, there, word, first_word, stride, target, fresh, at, size, places + token * rows)
+    p = tl.exp(tl.where(there, of_reference, float("-inf")) - new)
+    shrink = tl.exp(old - new)
+    mass = tl.sum(p, axis=0)
+    for moment in tl.static_range(3, 6):
+        tl.store(at + moment * size, 0.0)
+    for row in range(1, rows):
+        z = row_logits(
+            logits, row, token, time, stride, bias, inside, word, multiplier, divisor, cap, HAS_BIAS, FINISH, HAS_CAP
+        )
+        add_row(z, there, word, first_word, stride, target, fresh, at + row, size, places + token * rows + row)
+        # Moments, under the reference, of the difference of logits to it.
+        difference = tl.where(there, z - of_reference, 0.0)
+        centre = tl.load(at + 3 * size + row, mask=fresh == 0, other=0.0)
+        first = tl.load(at + 4 * size + row, mask=fresh == 0, other=0.0)
+        second = tl.load(at + 5 * size + row, mask=fresh == 0, other=0.0)
+        if fresh != 0:
+            # Any centre will do; near the mean the least is lost.
+            centre = tl.sum(p * difference, axis=0) / mass
+        d = difference - centre
+        term = p * small_excess(d)
+        if tl.max(tl.where(there, tl.abs(d), 0.0), axis=0) > 1.0:
+            # Rare in a block. Where an arm has far more mass, p may be 0 and exp(d) infinite; their product is neither.
+            far = tl.exp(z - centre - new) - p * (1.0 + d)
+            below = p * (tl.exp(tl.minimum(d, 1.0)) - 1.0 - d)
+            term = tl.where(tl.abs(d) <= 1.0, term, tl.where(d > 1.0, far, below))
+        first = first * shrink + tl.sum(tl.where(there, p * d, 0.0), axis=0)
+        second = second * shrink + tl.sum(tl.where(there, term, 0.0), axis=0)
+        tl.store(at + 3 * size + row, centre)
+        tl.store(at + 4 * size + row, first)
+        tl.store(at + 5 * size + row, second)

@@ -26,8 +26,15 @@ PIECE_TOKENS = 16
 _STORES, _WRITES = 1, 2
 _REMEMBERED_TABLES = 64
 _SPLIT_ROWS = 32
-PREPARE_WARPS = {Recurrence.MAMBA2: 2, Recurrence.GDN: 8, Recurrence.KDA: 4}
-"""Warps of the preparation: with fewer, its float32 products keep more operands per thread than it has registers."""
+_WARPGROUP_ROWS = 64
+FOLD_WARPS = 4
+"""Warps of the kernel that makes the operands of a piece."""
+STAGES = 2
+"""Pieces whose operands a walk has in shared memory; more leave room for fewer programs."""
+
+_BFLOAT16_PRODUCTS = (2, 4)
+_SPLIT_PRODUCTS = (4, 5)
+_RULES = {Recurrence.MAMBA2: 0, Recurrence.GDN: 1, Recurrence.KDA: 2}
 
 _MODULES = {
     Recurrence.MAMBA2: "replayssm.mamba2.window_triton",
@@ -58,21 +65,19 @@ class _Group:
         rows: int32 `[rows, 8]`; see `replayssm.triton_window`.
         pieces: int32 `[rows, longest, 4]`.
         tokens: int32 `[rows, longest, PIECE_TOKENS]`.
-        windows: int32 `[windows, 4]`, the windows of the rows that have a read copy.
-        entries: int32 `[stores, 4]`, the stores of read copies.
+        windows: int32 `[slots, 8]`, the read copies that the walk leaves and the windows that they serve.
         slots: Read copies that the walk leaves, those before the first store included.
         before: Slot and lane of the read copy of each such row before its first store.
         formats: Compile-time description of the recurrence formats that the table of rows refers to.
         read_formats: Likewise of the read formats.
         block_v: Value rows per program of the walk.
-        read_block_v: Value rows per program of the stores of read copies.
+        read_block_v: Value rows per program that stores and reads read copies.
     """
 
     rows: Tensor
     pieces: Tensor
     tokens: Tensor
     windows: Tensor
-    entries: Tensor
     slots: int
     before: tuple[Tensor, Tensor]
     formats: tuple[tuple[int | float, ...], ...]
@@ -126,45 +131,65 @@ class TritonWalk:
         heads, d_v, d_k = tokens.state_shape
         inputs = tokens.map(lambda x: x.contiguous())
         kernels: Any = importlib.import_module(_MODULES[recurrence])
-        sizes: dict[str, Any] = {
-            "D_K": d_k,
-            "BLOCK_K": block(d_k),
-            "BLOCK_T": PIECE_TOKENS,
-            "PRODUCTS": self._products,
-        }
-        squares = 1 if recurrence is Recurrence.MAMBA2 else 2
-        vectors = [inputs.log_decay] if inputs.beta is None else [inputs.log_decay, inputs.beta]
+        pieces: Any = importlib.import_module("replayssm.triton_pieces")
+        rule = int(_RULES[recurrence])
+        block_k = block(d_k)
+        sizes: dict[str, Any] = {"D_K": d_k, "BLOCK_K": block_k, "BLOCK_T": PIECE_TOKENS, "PRODUCTS": self._products}
+        delta = recurrence is not Recurrence.MAMBA2
         key_heads = inputs.key.shape[-2]
-        store_copies: Any = importlib.import_module("replayssm.triton_window").store_copies_kernel
-        groups = self._groups(slab, lanes, (heads, d_v, d_k), states.device)
+        vectors = [inputs.log_decay] if inputs.beta is None else [inputs.log_decay, inputs.beta]
+        key_places = heads if recurrence is Recurrence.KDA else key_heads
+        device = states.device
+
+        groups = self._groups(slab, lanes, (heads, d_v, d_k), device)
 
         def walk(group: _Group) -> tuple[Tensor, ...]:
             count, longest = group.tokens.shape[:2]
-            scratch = _unset((squares, count * longest, heads, PIECE_TOKENS, PIECE_TOKENS), states.device)
+            places = count * longest
+            squares = _unset((2 if delta else 1, places, heads, PIECE_TOKENS, PIECE_TOKENS), device)
             launch(
                 kernels.prepare_kernel,
-                (count * longest, heads),
+                (places, heads),
                 inputs.query,
                 inputs.key,
                 *vectors,
-                *scratch,
+                *squares,
                 group.tokens,
                 heads,
                 key_heads,
                 **sizes,
-                num_warps=PREPARE_WARPS[recurrence],
+                num_warps=prepare_warps(recurrence, self._products),
             )
-            copies = _unset((group.slots, heads, d_v, d_k), states.device)
-            if group.slots:
-                copies.index_copy_(0, group.before[0], states.index_select(0, group.before[1]))
+            operands = (
+                self._unset_operand((places, heads if delta else key_heads), 2 if delta else 1, block_k, device),
+                self._unset_operand((places, key_places), 1, block_k, device),
+                _unset((places, heads, 2, d_v, PIECE_TOKENS), device),
+                _unset((places, heads, block_k if recurrence is Recurrence.KDA else 3 * PIECE_TOKENS), device),
+            )
             launch(
-                kernels.walk_kernel,
-                (-(-d_v // group.block_v), heads, count),
+                kernels.fold_kernel,
+                (places, heads),
                 inputs.query,
                 inputs.key,
                 inputs.value,
                 *vectors,
-                *scratch,
+                *squares,
+                *operands,
+                group.tokens,
+                heads,
+                key_heads,
+                d_v,
+                BLOCK_V=block(d_v),
+                **sizes,
+                num_warps=FOLD_WARPS,
+            )
+            copies = _unset((group.slots, heads, d_v, d_k), device)
+            if group.slots:
+                copies.index_copy_(0, group.before[0], states.index_select(0, group.before[1]))
+            launch(
+                pieces.walk_kernel,
+                (-(-d_v // group.block_v), heads, count),
+                *operands,
                 states,
                 copies,
                 outputs,
@@ -178,50 +203,43 @@ class TritonWalk:
                 longest,
                 BLOCK_V=group.block_v,
                 FORMATS=group.formats,
+                RULE=rule,
                 **sizes,
-                num_warps=warps(group.block_v, block(d_k)),
+                num_stages=STAGES,
+                num_warps=warps(group.block_v, block_k, self._products),
             )
             launch(
-                store_copies,
-                (len(group.entries), heads, -(-d_v // group.read_block_v)),
-                copies,
+                pieces.serve_kernel,
+                (len(group.windows), heads, -(-d_v // group.read_block_v)),
+                *operands,
                 states,
-                group.rows,
-                group.entries,
-                layer,
-                heads,
-                d_v,
-                D_K=d_k,
-                BLOCK_K=block(d_k),
-                BLOCK_V=group.read_block_v,
-                FORMATS=group.read_formats,
-                num_warps=warps(group.read_block_v, block(d_k)),
-            )
-            block_v = _block_v([], d_v)
-            launch(
-                kernels.serve_kernel,
-                (len(group.windows), heads, -(-d_v // block_v)),
-                inputs.query,
-                inputs.key,
-                inputs.value,
-                *vectors,
-                *scratch,
                 copies,
                 outputs,
+                group.rows,
                 group.windows,
                 group.pieces,
                 group.tokens,
+                layer,
                 heads,
                 key_heads,
                 d_v,
                 longest,
-                BLOCK_V=block_v,
+                BLOCK_V=group.read_block_v,
+                FORMATS=group.read_formats,
+                RULE=rule,
                 **sizes,
-                num_warps=warps(block_v, block(d_k)),
+                num_stages=STAGES,
+                num_warps=warps(group.read_block_v, block_k, self._products),
             )
-            return scratch, copies
+            return (squares, *operands, copies)
 
-        _side_by_side([lambda group=group: walk(group) for group in groups], states.device)
+        _side_by_side([lambda group=group: walk(group) for group in groups], device)
+
+    def _unset_operand(self, places: tuple[int, int], vectors: int, block_k: int, device: torch.device) -> Tensor:
+        """Room for an operand of so many vectors per token at each place."""
+        parts = 3 if self._products in _SPLIT_PRODUCTS else 1
+        dtype = torch.bfloat16 if self._products in _BFLOAT16_PRODUCTS else torch.float32
+        return _unset((*places, parts, vectors * PIECE_TOKENS, block_k), device, dtype)
 
     def _groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
         """The launches of a slab. Layers of one forward pass share slabs, so the tables are kept."""
@@ -240,7 +258,7 @@ class TritonWalk:
         for place, row in enumerate(_integers(slab.rows)):
             fmt = lanes.formats[row]
             known = [] if fmt is None else [TritonFormat.of(fmt, heads=heads, d_v=d_v, d_k=d_k)]
-            members.setdefault(_block_v(known, d_v), []).append(place)
+            members.setdefault(_block_v(known, d_v, self._products), []).append(place)
         return [
             self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), block_v, shape, device)
             for block_v, places in members.items()
@@ -293,8 +311,7 @@ class TritonWalk:
             rows=_words(np.array(rows, dtype=np.int64), device),
             pieces=_words(pieces, device),
             tokens=_words(tokens, device),
-            windows=_words(windows, device),
-            entries=_words(np.stack([slot, place, token, lane], axis=-1), device),
+            windows=_words(_serve_table(windows, np.stack([slot, place, token, lane], axis=-1)), device),
             slots=len(separate) * per_row,
             before=(
                 torch.as_tensor(slots[separate], device=device),
@@ -303,7 +320,7 @@ class TritonWalk:
             formats=tuple(_constants(f) for f in formats),
             read_formats=tuple(_constants(f) for f in read_formats),
             block_v=block_v,
-            read_block_v=_block_v(read_formats, d_v),
+            read_block_v=_block_v(read_formats, d_v, self._products),
         )
 
 
@@ -382,6 +399,26 @@ def piece_tables(slab: Slab, places: Ints, slots: Ints) -> tuple[Ints, Ints, Int
     return pieces, tokens, counts, windows[reads >= 0]
 
 
+def _serve_table(windows: Ints, stores: Ints) -> Ints:
+    """One line per read copy: the window that it serves, if any, and its store, if the walk left it unstored.
+
+    Args:
+        windows: `[windows, 4]` row, first piece, pieces, slot.
+        stores: `[stores, 4]` slot, row, last token, lane that the copy stays in or −1.
+
+    Returns:
+        `[slots, 8]` row, first piece, pieces or 0, slot, whether to store, token, lane, unused.
+    """
+    used, line = np.unique(np.concatenate([windows[:, 3], stores[:, 0]]), return_inverse=True)
+    table = np.zeros((len(used), 8), dtype=np.int64)
+    table[:, 3], table[:, 6] = used, -1
+    table[line[: len(windows)], :3] = windows[:, :3]
+    of_store = line[len(windows) :]
+    table[of_store, 0] = stores[:, 1]
+    table[of_store, 4:7] = np.stack([np.ones_like(stores[:, 2]), stores[:, 2], stores[:, 3]], axis=-1)
+    return table
+
+
 def one_step(slab: Slab, step: int) -> Slab:
     """A slab of one of the steps of a slab."""
     part = slice(step, step + 1)
@@ -394,25 +431,64 @@ def one_step(slab: Slab, step: int) -> Slab:
     )
 
 
-def warps(block_v: int, block_k: int) -> int:
-    """Warps per program: 16 state elements per thread where a program may have so many threads.
+def scratch_elements(recurrence: Recurrence, heads: int, key_heads: int, d_v: int, d_k: int) -> int:
+    """Float32 numbers, at most, that the kernels keep of one piece of one row."""
+    delta = recurrence is not Recurrence.MAMBA2
+    of_keys = heads if recurrence is Recurrence.KDA else key_heads
+    vectors = 2 * heads + of_keys if delta else 2 * key_heads
+    # Three bfloat16 numbers take the room of one and a half.
+    return PIECE_TOKENS * (3 * vectors * block(d_k) // 2 + heads * (2 * d_v + 2 * PIECE_TOKENS + 3)) + heads * block(
+        d_k
+    )
 
-    The operands of a float32 product are in registers too, and take several times what the state takes.
+
+def prepare_warps(recurrence: Recurrence, products: int) -> int:
+    """Warps of the preparation: few, as most of it is a sequence of sums over 16 numbers.
+
+    Float32 products keep more operands per thread than it has registers unless there are more threads.
     """
-    return max(1, min(16, block_v * block_k // 512))
+    if recurrence is Recurrence.KDA:
+        return 4
+    return {Recurrence.MAMBA2: 2, Recurrence.GDN: 8}[recurrence] if products == 0 else 1
 
 
-def _unset(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32, device=device)
+def warps(block_v: int, block_k: int, products: int) -> int:
+    """Warps per program: as many as keep a state and the operands of its products in registers.
+
+    On tensor cores a warpgroup takes 64 rows. The operands of a float32 product are in registers too, and take several
+    times what the state takes.
+    """
+    if products == 0:
+        return max(1, min(16, block_v * block_k // 512))
+    return max(1, min(8, block_v * block_k // 2048))
 
 
-def _block_v(formats: Sequence[TritonFormat], d_v: int) -> int:
-    """Value rows per program: all of a head where a scale depends on all of them, else as few as a tile has."""
-    if any(f.whole_head for f in formats):
+def _unset(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def tile_rows(*, whole_head: bool, needed: int, d_v: int, products: int) -> int:
+    """Value rows per program: all of a head where a scale depends on all of them, else few, so that there are many.
+
+    Args:
+        whole_head: Whether a scale does.
+        needed: Rows that share a scale, a power of two.
+        d_v: Value rows of a head.
+        products: Operands of the products, as the kernels number them.
+    """
+    if whole_head:
         return block(d_v)
-    # Heads of 80 rows divide into 5 tiles of 16, and would waste a third of 3 tiles of 32.
-    split = _SPLIT_ROWS if d_v % _SPLIT_ROWS == 0 or d_v % 16 else 16
-    return min(block(d_v), max(split, *(f.tile_rows for f in formats), 1))
+    if products == 0:
+        # Heads of 80 rows divide into 5 tiles of 16, and would waste a third of 3 tiles of 32.
+        split = _SPLIT_ROWS if d_v % _SPLIT_ROWS == 0 or d_v % 16 else 16
+    else:
+        split = _WARPGROUP_ROWS
+    return min(block(d_v), max(split, needed))
+
+
+def _block_v(formats: Sequence[TritonFormat], d_v: int, products: int) -> int:
+    needed = max((f.tile_rows for f in formats), default=1)
+    return tile_rows(whole_head=any(f.whole_head for f in formats), needed=needed, d_v=d_v, products=products)
 
 
 def _constants(fmt: TritonFormat) -> tuple[int | float, ...]:

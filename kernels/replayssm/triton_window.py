@@ -10,11 +10,17 @@ Tables (see `replayssm.triton_walk`): `rows_ptr` int32 `[rows, ROW_FIELDS]`, `pi
 A row: its recurrence lane, its read lane or −1, the formats of both, sequence, low and high half of the seed, pieces.
 A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence, slot of its read copy or −1.
 
+What a piece does to a state is prepared beforehand, for all pieces at once, as *operands* (see `put_operand`): with
+
+    outputs = own + state @ readsᵀ    writes = values − state @ recallsᵀ    state ← state * decay + writes @ keys
+
+only two products depend on the state before, so a walk is a chain of those.
+`replayssm.{mamba2,gdn,kda}.window_triton` derive the operands.
+
 Only the copy that carries a recurrence is walked in order. A separate read copy is a function of the working state at
-the last store, so the walk leaves that state in `copies`, one per window; a second launch stores them all in the
-formats of their rows (`entries_ptr` int32 `[stores, ENTRY_FIELDS]`: slot, row, token, lane that the copy stays in or
-−1), and a third reads all windows at once (`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces,
-slot of the copy that the window reads).
+the last store, so the walk leaves that state in `copies`, one per window, and a second launch stores and reads them all
+at once (`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, pieces or 0, slot of the copy that the window
+reads, whether the copy has to be stored first, index of the last token in it, lane that it stays in or −1, unused).
 """
 
 # pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -27,8 +33,7 @@ from replayssm.formats.triton_ops import store_and_load_tile
 
 ROW_FIELDS = tl.constexpr(8)
 PIECE_FIELDS = tl.constexpr(4)
-WINDOW_FIELDS = tl.constexpr(4)
-ENTRY_FIELDS = tl.constexpr(4)
+WINDOW_FIELDS = tl.constexpr(8)
 STORES = tl.constexpr(1)
 WRITES = tl.constexpr(2)
 IEEE = tl.constexpr(0)
@@ -67,10 +72,31 @@ def add_product(start, a, b, PRODUCTS: tl.constexpr):
 def in_parts(x, PRODUCTS: tl.constexpr):
     """Three bfloat16 numbers whose sum is `x`; what is not finite becomes NaN."""
     if PRODUCTS == BF16X6:
-        first = x.to(tl.bfloat16)
-        rest = x - first.to(tl.float32)
-        second = rest.to(tl.bfloat16)
-        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        # As one piece of assembly, or the compiler moves some of the conversions to another layout and others not.
+        first, second, third = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 low, high;
+                .reg .f32 a, b;
+                cvt.rn.bf16x2.f32 $0, $4, $3;
+                shl.b32 low, $0, 16;
+                and.b32 high, $0, 0xffff0000;
+                sub.rn.f32 a, $3, low;
+                sub.rn.f32 b, $4, high;
+                cvt.rn.bf16x2.f32 $1, b, a;
+                shl.b32 low, $1, 16;
+                and.b32 high, $1, 0xffff0000;
+                sub.rn.f32 a, a, low;
+                sub.rn.f32 b, b, high;
+                cvt.rn.bf16x2.f32 $2, b, a;
+            }
+            """,
+            "=&r,=&r,=&r,r,r",
+            [x],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
     else:
         first = _to_bfloat16(x)
         rest = x - first
@@ -88,21 +114,6 @@ def product_of_parts(a0, a1, a2, b0, b1, b2):
     total = tl.dot(a1, b0, acc=total, input_precision="ieee")
     total = tl.dot(a0, b1, acc=total, input_precision="ieee")
     return tl.dot(a0, b0, acc=total, input_precision="ieee")
-
-
-@triton.jit
-def read_twice(state, first, second, PRODUCTS: tl.constexpr):
-    """`state @ firstᵀ` and `state @ secondᵀ`."""
-    if PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED:
-        s0, s1, s2 = in_parts(state, PRODUCTS)
-        a0, a1, a2 = in_parts(tl.trans(first), PRODUCTS)
-        one = product_of_parts(s0, s1, s2, a0, a1, a2)
-        b0, b1, b2 = in_parts(tl.trans(second), PRODUCTS)
-        two = product_of_parts(s0, s1, s2, b0, b1, b2)
-    else:
-        one = read_state(state, first, PRODUCTS)
-        two = read_state(state, second, PRODUCTS)
-    return one, two
 
 
 @triton.jit
@@ -129,6 +140,81 @@ def _to_bfloat16(x):
     """Operands rounded to bfloat16 but kept as float32, for the interpreter, whose bfloat16 products are wrong."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def put_operand(ptr, place, first, x, PRODUCTS: tl.constexpr, ROWS: tl.constexpr):
+    """Leave the vectors `x` `[BLOCK_T, BLOCK_K]` of one piece and head as the products take them.
+
+    Operands are a contiguous `[places, parts, ROWS, BLOCK_K]`, in bfloat16 where the products are; the vectors of a
+    piece are the rows from `first`.
+    """
+    BLOCK_T: tl.constexpr = x.shape[0]
+    BLOCK_K: tl.constexpr = x.shape[1]
+    SIZE: tl.constexpr = ROWS * BLOCK_K
+    PARTS: tl.constexpr = 3 if PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED else 1
+    inner = (first + tl.arange(0, BLOCK_T))[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    where = ptr + place.to(tl.int64) * (PARTS * SIZE) + inner
+    if PARTS == 3:
+        x0, x1, x2 = in_parts(x, PRODUCTS)
+        tl.store(where, x0)
+        tl.store(where + SIZE, x1)
+        tl.store(where + 2 * SIZE, x2)
+    elif PRODUCTS == BF16_PRODUCTS:
+        tl.store(where, x.to(tl.bfloat16))
+    elif PRODUCTS == BF16_INTERPRETED:
+        tl.store(where, _to_bfloat16(x))
+    else:
+        tl.store(where, x)
+
+
+@triton.jit
+def operand(ptr, place, part, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, USED: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The first USED of the ROWS vectors of an operand, `[USED, BLOCK_K]`."""
+    PARTS: tl.constexpr = 3 if PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED else 1
+    inner = tl.arange(0, USED)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    return tl.load(ptr + (place.to(tl.int64) * PARTS + part) * (ROWS * BLOCK_K) + inner)
+
+
+@triton.jit
+def read_operand(state, ptr, place, PRODUCTS: tl.constexpr, ROWS: tl.constexpr, USED: tl.constexpr):
+    """`state @ vectorsᵀ` for vectors of an operand."""
+    BLOCK_K: tl.constexpr = state.shape[1]
+    x0 = operand(ptr, place, 0, PRODUCTS, ROWS, USED, BLOCK_K)
+    if PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED:
+        x1 = operand(ptr, place, 1, PRODUCTS, ROWS, USED, BLOCK_K)
+        x2 = operand(ptr, place, 2, PRODUCTS, ROWS, USED, BLOCK_K)
+        s0, s1, s2 = in_parts(state, PRODUCTS)
+        result = product_of_parts(s0, s1, s2, tl.trans(x0), tl.trans(x1), tl.trans(x2))
+    else:
+        result = read_state(state, x0, PRODUCTS)
+    return result
+
+
+@triton.jit
+def add_operand(start, writes, ptr, place, PRODUCTS: tl.constexpr):
+    """`start + writes @ vectors` for the vectors of an operand, one per token."""
+    BLOCK_T: tl.constexpr = writes.shape[1]
+    BLOCK_K: tl.constexpr = start.shape[1]
+    x0 = operand(ptr, place, 0, PRODUCTS, BLOCK_T, BLOCK_T, BLOCK_K)
+    if PRODUCTS == BF16X6 or PRODUCTS == BF16X6_INTERPRETED:
+        x1 = operand(ptr, place, 1, PRODUCTS, BLOCK_T, BLOCK_T, BLOCK_K)
+        x2 = operand(ptr, place, 2, PRODUCTS, BLOCK_T, BLOCK_T, BLOCK_K)
+        w0, w1, w2 = in_parts(writes, PRODUCTS)
+        result = start + product_of_parts(w0, w1, w2, x0, x1, x2)
+    else:
+        result = add_product(start, writes, x0, PRODUCTS)
+    return result
+
+
+@triton.jit
+def put_values(ptr, place, values, own, v, d_v):
+    """Leave values and own outputs `[BLOCK_V, BLOCK_T]` of one piece and head in a `[places, 2, d_v, BLOCK_T]`."""
+    BLOCK_T: tl.constexpr = values.shape[1]
+    inner = v[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+    where = ptr + place.to(tl.int64) * 2 * d_v * BLOCK_T + inner
+    tl.store(where, values, mask=(v < d_v)[:, None])
+    tl.store(where + d_v * BLOCK_T, own, mask=(v < d_v)[:, None])
 
 
 @triton.jit
@@ -254,37 +340,6 @@ def store_piece(
         at = state_offsets(tl.load(row_ptr), head, heads, d_v, v, keys, D_K)
         tl.store(states_ptr + at, carried, mask=inside)
     return carried
-
-
-@triton.jit(do_not_specialize=["layer"])
-def store_copies_kernel(
-    copies_ptr,
-    states_ptr,
-    rows_ptr,
-    entries_ptr,
-    layer,
-    heads,
-    d_v,
-    D_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    FORMATS: tl.constexpr,
-):
-    """Store the working states that the walk left, as read copies; one head and BLOCK_V value rows of one store."""
-    entry_ptr = entries_ptr + tl.program_id(0) * ENTRY_FIELDS
-    head = tl.program_id(1)
-    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-    keys = tl.arange(0, BLOCK_K)
-    inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
-    row_ptr = rows_ptr + tl.load(entry_ptr + 1) * ROW_FIELDS
-    at = copies_ptr + state_offsets(tl.load(entry_ptr), head, heads, d_v, v, keys, D_K)
-    working = tl.load(at, mask=inside, other=0.0)
-    token = tl.load(entry_ptr + 2).to(tl.uint32)
-    served = store_lane(working, tl.load(row_ptr + 3), row_ptr, layer, token, 1, head * d_v + v, D_K, FORMATS)
-    tl.store(at, served, mask=inside)
-    lane = tl.load(entry_ptr + 3)
-    if lane >= 0:
-        tl.store(states_ptr + state_offsets(lane, head, heads, d_v, v, keys, D_K), served, mask=inside)
 
 
 @triton.jit

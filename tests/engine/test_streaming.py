@@ -19,7 +19,7 @@ from tests.models import tiny
 
 pytest.importorskip("triton")
 
-CUT = StreamLaunch(lanes=16, words=32, channels=16, splits=3)
+CUT = StreamLaunch(words=32, splits=3)
 EPS = 2.0**-23
 
 

@@ -6,20 +6,13 @@ import triton
 import triton.language as tl
 
 from replayssm.triton_window import (
-    PIECE_FIELDS,
-    ROW_FIELDS,
-    STORES,
-    WINDOW_FIELDS,
-    add_product,
     decay_between,
     load_tokens,
     load_vector,
     product,
-    read_twice,
+    put_operand,
+    put_values,
     solve_unit_lower,
-    state_offsets,
-    store_outputs,
-    store_piece,
 )
 
 
@@ -65,8 +58,7 @@ def prepare_kernel(
 
 
 @triton.jit
-def advance(
-    state,
+def fold_kernel(
     query_ptr,
     key_ptr,
     value_ptr,
@@ -74,165 +66,56 @@ def advance(
     beta_ptr,
     scores_ptr,
     solve_ptr,
-    tokens,
-    index,
-    head,
+    reads_ptr,
+    keys_ptr,
+    values_ptr,
+    vectors_ptr,
+    tokens_ptr,
     heads,
     key_heads,
     d_v,
-    v,
     D_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     PRODUCTS: tl.constexpr,
 ):
-    """Outputs `[BLOCK_V, BLOCK_T]` of one piece read through `state`, and the state after it."""
-    in_k = tl.arange(0, BLOCK_K) < D_K
-    columns = head // (heads // key_heads) * D_K + tl.arange(0, BLOCK_K)
+    """Operands of one piece of a row and head, with `R` the inverse of its triangle (Yang et al., 2024, "WY form").
+
+    Of `writes = R (β v − β G S k)` the part without the state becomes `values = R β v` and the rest
+    `recalls = R β G k`; put into `outputs = G S q + scores · writes`, this gives `own = scores · values` and
+    `reads = G q − scores · recalls`. `keys` are the layer's own, and `vectors` are unused, the decays to the end of the
+    piece, and the decay over all of it.
+    """
+    piece = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    share = heads // key_heads
     t = tl.arange(0, BLOCK_T)
-    query = load_tokens(query_ptr, tokens, key_heads * D_K, columns, in_k)
-    key = load_tokens(key_ptr, tokens, key_heads * D_K, columns, in_k)
-    value = tl.trans(load_tokens(value_ptr, tokens, heads * d_v, head * d_v + v, v < d_v))
-    beta = load_vector(beta_ptr, tokens, heads, head)[None, :]
-    square = (index * heads + head) * BLOCK_T * BLOCK_T + t[:, None] * BLOCK_T + t[None, :]
+    keys = tl.arange(0, BLOCK_K)
+    v = tl.arange(0, BLOCK_V)
+    place = piece * heads + head
+    tokens = tl.load(tokens_ptr + piece * BLOCK_T + t)
+    columns = head // share * D_K + keys
+    query = load_tokens(query_ptr, tokens, key_heads * D_K, columns, keys < D_K)
+    key = load_tokens(key_ptr, tokens, key_heads * D_K, columns, keys < D_K)
+    beta = load_vector(beta_ptr, tokens, heads, head)
     log_decay = load_vector(log_decay_ptr, tokens, heads, head).to(tl.float64)
     total = tl.cumsum(log_decay, axis=0)
     last = tl.sum(log_decay, axis=0)
-    gain = decay_between(total, 0.0)[None, :]
-    recalled, inherited = read_twice(state, key, query, PRODUCTS)
-    writes = product((value - recalled * gain) * beta, tl.load(solve_ptr + square), PRODUCTS)
-    outputs = add_product(inherited * gain, writes, tl.load(scores_ptr + square), PRODUCTS)
-    writes = writes * decay_between(last, total)[None, :]
-    state = add_product(state * decay_between(last, 0.0), writes, key, PRODUCTS)
-    return outputs, state
-
-
-@triton.jit(do_not_specialize=["layer"])
-def walk_kernel(
-    query_ptr,
-    key_ptr,
-    value_ptr,
-    log_decay_ptr,
-    beta_ptr,
-    scores_ptr,
-    solve_ptr,
-    states_ptr,
-    copies_ptr,
-    outputs_ptr,
-    rows_ptr,
-    pieces_ptr,
-    tokens_ptr,
-    layer,
-    heads,
-    key_heads,
-    d_v,
-    longest,
-    D_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    FORMATS: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-):
-    """Walk the pieces of one row, one head and BLOCK_V value rows; see `replayssm.triton_window` for the tables."""
-    head = tl.program_id(1)
-    row = tl.program_id(2)
-    v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    keys = tl.arange(0, BLOCK_K)
-    inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
-    row_ptr = rows_ptr + row * ROW_FIELDS
-    at = state_offsets(tl.load(row_ptr), head, heads, d_v, v, keys, D_K)
-    carried = tl.load(states_ptr + at, mask=inside, other=0.0)
-    for piece in range(tl.load(row_ptr + 7)):
-        index = row.to(tl.int64) * longest + piece
-        tokens = tl.load(tokens_ptr + index * BLOCK_T + tl.arange(0, BLOCK_T))
-        outputs, carried = advance(
-            carried,
-            query_ptr,
-            key_ptr,
-            value_ptr,
-            log_decay_ptr,
-            beta_ptr,
-            scores_ptr,
-            solve_ptr,
-            tokens,
-            index,
-            head,
-            heads,
-            key_heads,
-            d_v,
-            v,
-            D_K,
-            BLOCK_K,
-            BLOCK_T,
-            PRODUCTS,
-        )
-        store_outputs(outputs_ptr, outputs, tokens, tokens >= 0, head, heads, d_v, v)
-        piece_ptr = pieces_ptr + index * PIECE_FIELDS
-        if (tl.load(piece_ptr + 1) & STORES) != 0:
-            carried = store_piece(
-                carried, piece_ptr, row_ptr, states_ptr, copies_ptr, layer, head, heads, d_v, v, inside, D_K, FORMATS
-            )
-
-
-@triton.jit
-def serve_kernel(
-    query_ptr,
-    key_ptr,
-    value_ptr,
-    log_decay_ptr,
-    beta_ptr,
-    scores_ptr,
-    solve_ptr,
-    copies_ptr,
-    outputs_ptr,
-    windows_ptr,
-    pieces_ptr,
-    tokens_ptr,
-    heads,
-    key_heads,
-    d_v,
-    longest,
-    D_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-):
-    """Read one window of one row through its read copy, but for a token that flushes; one head, BLOCK_V rows."""
-    window_ptr = windows_ptr + tl.program_id(0) * WINDOW_FIELDS
-    head = tl.program_id(1)
-    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-    t = tl.arange(0, BLOCK_T)
-    keys = tl.arange(0, BLOCK_K)
-    inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
-    at = state_offsets(tl.load(window_ptr + 3), head, heads, d_v, v, keys, D_K)
-    served = tl.load(copies_ptr + at, mask=inside, other=0.0)
-    first = tl.load(window_ptr).to(tl.int64) * longest + tl.load(window_ptr + 1)
-    for piece in range(tl.load(window_ptr + 2)):
-        index = first + piece
-        tokens = tl.load(tokens_ptr + index * BLOCK_T + t)
-        outputs, served = advance(
-            served,
-            query_ptr,
-            key_ptr,
-            value_ptr,
-            log_decay_ptr,
-            beta_ptr,
-            scores_ptr,
-            solve_ptr,
-            tokens,
-            index,
-            head,
-            heads,
-            key_heads,
-            d_v,
-            v,
-            D_K,
-            BLOCK_K,
-            BLOCK_T,
-            PRODUCTS,
-        )
-        piece_ptr = pieces_ptr + index * PIECE_FIELDS
-        flushed = ((tl.load(piece_ptr + 1) & STORES) != 0) & (t == tl.load(piece_ptr) - 1)
-        store_outputs(outputs_ptr, outputs, tokens, (tokens >= 0) & (flushed == 0), head, heads, d_v, v)
+    gain = decay_between(total, 0.0)
+    square = place * BLOCK_T * BLOCK_T + t[:, None] * BLOCK_T + t[None, :]
+    turned = place * BLOCK_T * BLOCK_T + t[:, None] + t[None, :] * BLOCK_T
+    recalls = product(tl.load(solve_ptr + turned), key * (beta * gain)[:, None], PRODUCTS)
+    reads = query * gain[:, None] - product(tl.load(scores_ptr + turned), recalls, PRODUCTS)
+    put_operand(reads_ptr, place, 0, reads, PRODUCTS, 2 * BLOCK_T)
+    put_operand(reads_ptr, place, BLOCK_T, recalls, PRODUCTS, 2 * BLOCK_T)
+    if head % share == 0:
+        put_operand(keys_ptr, piece * key_heads + head // share, 0, key, PRODUCTS, BLOCK_T)
+    value = tl.trans(load_tokens(value_ptr, tokens, heads * d_v, head * d_v + v, v < d_v))
+    values = product(value * beta[None, :], tl.load(solve_ptr + square), PRODUCTS)
+    own = product(values, tl.load(scores_ptr + square), PRODUCTS)
+    put_values(values_ptr, place, values, own, v, d_v)
+    vectors = vectors_ptr + place * 3 * BLOCK_T + t
+    tl.store(vectors, gain)
+    tl.store(vectors + BLOCK_T, decay_between(last, total))
+    tl.store(vectors + 2 * BLOCK_T, tl.zeros_like(gain) + decay_between(last, 0.0))

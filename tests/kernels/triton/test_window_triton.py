@@ -70,8 +70,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         walk(self, *args, slab=slab, outputs=outputs, **kwargs)
         assert bool(torch.isfinite(outputs).all())
 
-    def unset(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        return torch.full(shape, torch.nan, device=device)
+    def unset(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full(shape, torch.nan, device=device, dtype=dtype)
 
     monkeypatch.setattr(TritonWalk, "walk", poisoned)
     monkeypatch.setattr("replayssm.triton_walk._unset", unset)
