@@ -125,6 +125,8 @@ def test_bench_generate_reports_ratios(bench: Callable[..., tuple[int, str, str]
     names = [timing["name"] for timing in record["timings"]]
     assert names == ["transformers generate", "conventional:fp32", "shared:bf16@L=2"]
     assert (record["rows"], record["prompt_tokens"], record["new_tokens"], record["compared_tokens"]) == (1, 9, 3, 3)
+    assert record["device"] == "cpu"
+    assert [timing["steps"] for timing in record["timings"]] == ["transformers", *["windows (backend torch)"] * 2]
     code, out, _ = bench()
     assert code == 0
     assert "over generate" in out and "shared" not in out
@@ -137,6 +139,8 @@ def test_bench_generate_reports_ratios(bench: Callable[..., tuple[int, str, str]
         (["--tokens", "none"], "--tokens"),
         (["--arm", "shared"], "--arm"),
         (["--backend", "cuda"], "--backend"),
+        (["--graphs", "maybe"], "--graphs"),
+        (["--graphs", "on"], "graphs on: steps need the decode kernels: backend torch"),
     ],
     ids=str,
 )

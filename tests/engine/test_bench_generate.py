@@ -36,6 +36,16 @@ def test_every_contestant_is_timed_and_the_ratio_is_that_of_tokens_per_second() 
     assert model.generation_config is before
 
 
+def test_steps_are_what_prompts_leave_of_the_time() -> None:
+    medians = {module.PEER: (5.0, 1.0), "a": (3.0, 1.0), "b": (0.5, 1.0)}
+    steps = {name: "" for name in medians}
+    peer, a, b = module._timings(medians, steps=steps, rows=2, new_tokens=5)
+    assert (peer.step_ms, a.step_ms, b.step_ms) == (1000.0, 500.0, 0.0)
+    assert (peer.step_ratio, a.step_ratio, b.step_ratio) == (1.0, 2.0, None)
+    assert (a.tokens_per_s, a.ratio) == (10 / 3, 5 / 3)
+    assert all(t.step_ms is t.step_ratio is None for t in module._timings(medians, steps=steps, rows=2, new_tokens=1))
+
+
 def test_answers_that_differ_stop_the_run_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     generate = Engine.generate
 
