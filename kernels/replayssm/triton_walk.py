@@ -29,6 +29,8 @@ _SPLIT_ROWS = 32
 _WARPGROUP_ROWS = 64
 FOLD_WARPS = 4
 """Warps of the kernel that makes the operands of a piece."""
+STEP_ELEMENTS = 1024
+"""State elements per warp of the walk of rows that are rounded after every token."""
 STAGES = 2
 """Pieces whose operands a walk has in shared memory; more leave room for fewer programs."""
 
@@ -70,6 +72,7 @@ class _Group:
         before: Slot and lane of the read copy of each such row before its first store.
         formats: Compile-time description of the recurrence formats that the table of rows refers to.
         read_formats: Likewise of the read formats.
+        single: Whether every window is one token and no row has a read copy: walked token by token.
         block_v: Value rows per program of the walk.
         read_block_v: Value rows per program that stores and reads read copies.
     """
@@ -82,6 +85,7 @@ class _Group:
     before: tuple[Tensor, Tensor]
     formats: tuple[tuple[int | float, ...], ...]
     read_formats: tuple[tuple[int | float, ...], ...]
+    single: bool
     block_v: int
     read_block_v: int
 
@@ -132,6 +136,7 @@ class TritonWalk:
         inputs = tokens.map(lambda x: x.contiguous())
         kernels: Any = importlib.import_module(_MODULES[recurrence])
         pieces: Any = importlib.import_module("replayssm.triton_pieces")
+        steps: Any = importlib.import_module("replayssm.triton_steps")
         rule = int(_RULES[recurrence])
         block_k = block(d_k)
         sizes: dict[str, Any] = {"D_K": d_k, "BLOCK_K": block_k, "BLOCK_T": PIECE_TOKENS, "PRODUCTS": self._products}
@@ -143,7 +148,38 @@ class TritonWalk:
 
         groups = self._groups(slab, lanes, (heads, d_v, d_k), device)
 
+        def step(group: _Group) -> tuple[Tensor, ...]:
+            launch(
+                steps.step_kernel,
+                (-(-d_v // group.block_v), heads, len(group.tokens)),
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                vectors[0],
+                vectors[-1],
+                states,
+                outputs,
+                group.rows,
+                group.pieces,
+                group.tokens,
+                layer,
+                heads,
+                key_heads,
+                d_v,
+                group.tokens.shape[1],
+                D_K=d_k,
+                BLOCK_V=group.block_v,
+                BLOCK_K=block_k,
+                BLOCK_T=PIECE_TOKENS,
+                FORMATS=group.formats,
+                RULE=rule,
+                num_warps=max(1, min(8, group.block_v * block_k // STEP_ELEMENTS)),
+            )
+            return ()
+
         def walk(group: _Group) -> tuple[Tensor, ...]:
+            if group.single:
+                return step(group)
             count, longest = group.tokens.shape[:2]
             places = count * longest
             squares = _unset((2 if delta else 1, places, heads, PIECE_TOKENS, PIECE_TOKENS), device)
@@ -254,14 +290,17 @@ class TritonWalk:
     def _make_groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
         heads, d_v, d_k = shape
         read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
-        members: dict[int, list[int]] = {}
+        members: dict[tuple[int, bool], list[int]] = {}
         for place, row in enumerate(_integers(slab.rows)):
             fmt = lanes.formats[row]
             known = [] if fmt is None else [TritonFormat.of(fmt, heads=heads, d_v=d_v, d_k=d_k)]
-            members.setdefault(_block_v(known, d_v, self._products), []).append(place)
+            single = int(lanes.windows[row]) == 1 and row not in read_lanes
+            # Without products, a program needs no more rows than the scale.
+            rows = _block_v(known, d_v, 0 if single else self._products)
+            members.setdefault((rows, single), []).append(place)
         return [
-            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), block_v, shape, device)
-            for block_v, places in members.items()
+            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), *kind, shape, device)
+            for kind, places in members.items()
         ]
 
     def _group(
@@ -271,6 +310,7 @@ class TritonWalk:
         read_lanes: dict[int, int],
         places: Ints,
         block_v: int,
+        single: bool,
         shape: tuple[int, int, int],
         device: torch.device,
     ) -> _Group:
@@ -319,6 +359,7 @@ class TritonWalk:
             ),
             formats=tuple(_constants(f) for f in formats),
             read_formats=tuple(_constants(f) for f in read_formats),
+            single=single,
             block_v=block_v,
             read_block_v=_block_v(read_formats, d_v, self._products),
         )
