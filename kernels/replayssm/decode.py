@@ -18,6 +18,12 @@ from replayssm.slots import DecodeCursors, DecodeSlots, StoredCopy
 WIDE, FLAT, MATRIX = 0, 1, 2
 ALL_STEPS, READS_ONLY, FLUSHES_ONLY = 0, 1, 2
 
+_FEWEST_RECORDS = 16
+"""Records of a tile where they meet the tensor cores."""
+
+_FLUSH_REGISTERS = 128
+"""Most registers per thread of a launch for flushes: 16 warps share a multiprocessor."""
+
 EPSILON = 1e-6
 """Inside the root of the L2 norm of delta-rule keys and queries."""
 
@@ -85,6 +91,8 @@ class Launch:
         flush_rows: Where flushes have a launch of their own, the value rows of its programs. A flush that stores a
             scaled format needs many registers, which would keep the steps that only read from sharing a multiprocessor.
         flush_warps: Warps of a program of that launch.
+        eager: Whether all records that a window can hold are loaded before it is known how many there are. Few
+            sequences wait for memory rather than for its bandwidth.
     """
 
     rows: int
@@ -92,6 +100,7 @@ class Launch:
     registers: int | None = None
     flush_rows: int | None = None
     flush_warps: int = 8
+    eager: bool = False
 
 
 def default_launch(slots: DecodeSlots, batch: int) -> Launch:
@@ -103,14 +112,19 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     if any(c.format.is_scaled for c in slots.copies) and slots.policy.window_tokens > 1:
         rows = 32 if few else block(d_v)
         flush_rows = max(fewest, 32 if d_v % 32 == 0 else 16)
-        return Launch(rows=rows, warps=max(1, rows // 32), flush_rows=flush_rows)
-    if slots.shape.recurrence is Recurrence.KDA:
-        # A decay per key channel doubles the vectors that each row of the window brings.
-        return Launch(rows=max(fewest, min(32, block(d_v))), warps=4)
+        return Launch(
+            rows=rows,
+            warps=max(1, rows // 32),
+            registers=128,
+            flush_rows=flush_rows,
+            flush_warps=max(1, min(16, flush_rows // 8)),
+        )
     if few:
         # Few sequences: small tiles, so that every multiprocessor has work.
-        return Launch(rows=fewest, warps=8)
-    return Launch(rows=block(d_v), warps=8, registers=128)
+        return Launch(rows=fewest, warps=max(2, min(8, fewest // 8)), eager=True)
+    # Four programs of this size on a multiprocessor have more bytes on their way than its memory needs.
+    rows = max(fewest, 32 if d_v % 32 == 0 else 16)
+    return Launch(rows=rows, warps=max(2, min(8, rows // 8)))
 
 
 def decode_step(
@@ -216,14 +230,19 @@ def prepare_step(
         cuts = _check_launch(slots, launch.flush_rows, slots.copies)
         flush = PreparedStep(
             kernel=kernel,
-            grid=(min(rows * heads * cuts, _flush_programs(out.device)),),
-            arguments={**arguments, **_cut(slots, launch.flush_rows, cuts, FLUSHES_ONLY)},
+            grid=(min(rows * heads * cuts, _flush_programs(out.device, launch.flush_warps)),),
+            arguments={**arguments, **_cut(slots, rows, launch.flush_rows, cuts, FLUSHES_ONLY), "EAGER": False},
             warps=launch.flush_warps,
+            registers=_FLUSH_REGISTERS,
         )
     return PreparedStep(
         kernel=kernel,
         grid=(rows * heads * splits,),
-        arguments={**arguments, **_cut(slots, launch.rows, splits, READS_ONLY if two else ALL_STEPS)},
+        arguments={
+            **arguments,
+            **_cut(slots, rows, launch.rows, splits, READS_ONLY if two else ALL_STEPS),
+            "EAGER": launch.eager,
+        },
         warps=launch.warps,
         registers=launch.registers,
         flush=flush,
@@ -274,15 +293,18 @@ def _check_launch(slots: DecodeSlots, rows: int, stored: tuple[StoredCopy, ...])
 
 
 @cache
-def _flush_programs(device: torch.device) -> int:
+def _flush_programs(device: torch.device, warps: int) -> int:
     """Programs of a launch that looks for flushes: as many as can be there at once, for most steps have few."""
     if device.type != "cuda":
         return 3
-    return 2 * int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
+    at_once = max(1, 65536 // (_FLUSH_REGISTERS * 32 * warps))
+    return at_once * int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
 
 
-def _cut(slots: DecodeSlots, rows: int, splits: int, steps: int) -> dict[str, Any]:
-    return {"BV": rows, "SPLITS": splits, "MASKED": rows * splits != slots.shape.d_v, "STEPS": steps}
+def _cut(slots: DecodeSlots, batch: int, rows: int, splits: int, steps: int) -> dict[str, Any]:
+    # Only a launch that looks for flushes depends on the batch, and on few sizes of it.
+    most = max(256, 1 << (max(batch, 1) - 1).bit_length()) if steps == FLUSHES_ONLY else 1
+    return {"BV": rows, "SPLITS": splits, "MASKED": rows * splits != slots.shape.d_v, "STEPS": steps, "ROWS": most}
 
 
 def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out: Tensor) -> dict[str, Any]:
@@ -311,8 +333,7 @@ def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out:
         "DK": shape.d_k,
         "BK": block(shape.d_k),
         "WINDOW": window,
-        "LP": max(2, 1 << max(window - 2, 0).bit_length()),
-        "ROWS": 1 << (max(len(out), 1) - 1).bit_length(),
+        "LP": max(_FEWEST_RECORDS, 1 << max(window - 2, 0).bit_length()),
         "SEPARATE": slots.separate,
         "INTERPRETED": is_interpreted(),
     }

@@ -2,8 +2,10 @@
 
 A tile holds `BV` value rows of one head, all keys of each, and is read in one of three ways:
 
-- WIDE: as `[BV, BK / 32, 32]`. Eight neighbouring threads share a row, which they sum over with three exchanges, where
-  a row spread over a whole warp would need five, and four times as often.
+- WIDE: as chunks `[BV, 32]`, a tuple of them. Eight neighbouring threads share a row, 16 bytes each at a time, and hold
+  their part of every chunk: a warp sums over four rows with three exchanges, where rows spread over whole warps would
+  need five each. Vectors over keys come in the same chunks, loaded where they are needed: a tensor that is reshaped
+  would drag the whole tile into its layout.
 - MATRIX: scaled float codes of 8 or 4 bits, in words of 4 or 8, meet bfloat16 vectors on the tensor cores. A code times
   the scale of its block has at most 6 significant bits, so it is a bfloat16 and every product is exact.
 - FLAT: everything else, as `[BV, BK]`; words are turned into float32 by integer instructions that leave each code off
@@ -102,58 +104,169 @@ def product(low, high, vector_low, vector_high, PACKED: tl.constexpr):
 
 
 @triton.jit
-def wide(vector):
-    """A vector over keys as WIDE tiles meet it."""
-    CK: tl.constexpr = 32 if vector.shape[0] >= 32 else vector.shape[0]
-    return tl.reshape(vector, (1, vector.shape[0] // CK, CK))
+def chunk(pointer, step, NUMBER: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr):
+    """Chunk `NUMBER` of a vector over keys."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+    place = NUMBER * WIDTH + tl.arange(0, WIDTH)
+    return fetch(pointer + place * step, place < DK, BK != DK)
 
 
 @triton.jit
-def wide_columns(BK: tl.constexpr):
-    """The key of each element of a WIDE tile, `[1, chunks, keys]`."""
-    CK: tl.constexpr = 32 if BK >= 32 else BK
-    return tl.arange(0, BK // CK)[None, :, None] * CK + tl.arange(0, CK)[None, None, :]
+def chunks(pointer, step, DK: tl.constexpr, BK: tl.constexpr):
+    """All chunks of a vector over keys, as they are stored."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (chunk(pointer, step, c, DK, BK),)
+    return found
 
 
 @triton.jit
-def fetch_wide(pointer, rows, mask, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr):
-    """Numbers or codes of a tile, WIDE."""
-    column = wide_columns(BK)
-    where = pointer + rows[:, None, None] * DK + column
-    return fetch(where, mask[:, None, None] & (column < DK), MASKED or BK != DK)
+def tile_chunk(
+    pointer, rows, there, NUMBER: tl.constexpr, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """Chunk `NUMBER` of the rows of a tile; rows that are not there are zeros."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+    place = NUMBER * WIDTH + tl.arange(0, WIDTH)
+    where = pointer + rows[:, None] * DK + place[None, :]
+    return fetch(where, there[:, None] & (place < DK)[None, :], MASKED or BK != DK)
 
 
 @triton.jit
-def wide_product(state, vector):
-    """`S x` for the rows of a WIDE tile and a vector that `wide` gave."""
-    return tl.sum(tl.sum(state * vector, axis=1), axis=1)
+def tile_chunks(pointer, rows, there, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr):
+    """All chunks of a tile."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (tile_chunk(pointer, rows, there, c, MASKED, DK, BK),)
+    return found
 
 
 @triton.jit
-def to_wide(values):
-    """A tile `[BV, BK]` as WIDE."""
+def inner_product(left, left_step, right, right_step, DK: tl.constexpr, BK: tl.constexpr):
+    """The product of two vectors in memory."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+    total = tl.zeros((WIDTH,), tl.float32)
+    for c in tl.static_range(BK // WIDTH):
+        one = chunk(left, left_step, c, DK, BK).to(tl.float32)
+        total += one * chunk(right, right_step, c, DK, BK).to(tl.float32)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def chunk_product(state, vector, BK: tl.constexpr):
+    """`S x` for the rows of a tile in chunks."""
+    total = state[0] * vector[0].to(tl.float32)[None, :]
+    for c in tl.static_range(1, BK // (32 if BK >= 32 else BK)):
+        total += state[c] * vector[c].to(tl.float32)[None, :]
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def folded(weighted, keys, INTERPRETED: tl.constexpr):
+    """The sum over records of `u k'`, from `[records, BV]` float32 and `[records, keys]`, on tensor cores.
+
+    Three bfloat16 hold every bit of a float32 between them: with bfloat16 keys products are exact, sums float32.
+    """
+    rows = tl.trans(weighted)
+    if INTERPRETED or keys.dtype != tl.bfloat16:
+        return tl.dot(rows, keys.to(tl.float32), input_precision="ieee")
+    else:
+        first = rows.to(tl.bfloat16)
+        rest = rows - first.to(tl.float32)
+        second = rest.to(tl.bfloat16)
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(third, keys)
+        total = tl.dot(second, keys, acc=total)
+        return tl.dot(first, keys, acc=total)
+
+
+@triton.jit
+def record_chunk(
+    keys_at, decays_at, now, record, count, NUMBER: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Chunk `NUMBER` of the keys of all records; with a decay per channel, after what has decayed since."""
+    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    place = NUMBER * CHUNK + tl.arange(0, CHUNK)
+    where = record[:, None] * DK + place[None, :]
+    keys = tl.load(keys_at + where, mask=(record < count)[:, None] & (place < DK)[None, :], other=0.0)
+    if CHANNELS:
+        after = (record + 1 < count)[:, None] & (place < DK)[None, :]
+        following = tl.load(decays_at + where + DK, mask=after, other=0.0)
+        keys = keys.to(tl.float32) * tl.exp(tl.cumsum(following, axis=0, reverse=True) + now[None, :])
+    return keys
+
+
+@triton.jit
+def fold_window(
+    before, gain, own, key_at, key_step, key_norm, weight, writes_at, keys_at, decays_at, now, rows, there, count,
+    WINDOW: tl.constexpr, LP: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    CHANNELS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The state after the last token of a window, in chunks: what was stored, the token's own write, the records'.
+
+    Keys and writes are loaded again, for only a few steps flush and all of them would hold the registers.
+    """
+    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    key = chunks(key_at, key_step, DK, BK)
+    if WINDOW > 1:
+        record = tl.arange(0, LP)
+        written = (record < count)[:, None] & there[None, :]
+        u = tl.load(writes_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0).to(tl.float32)
+        weighted = u * weight[:, None]
+    state = ()
+    for c in tl.static_range(BK // CHUNK):
+        after = before[c] * (gain[c][None, :] if CHANNELS else gain)
+        after += own[:, None] * (key[c].to(tl.float32) * key_norm)[None, :]
+        if WINDOW > 1:
+            present = now[c].to(tl.float32) if CHANNELS else now
+            keys = record_chunk(keys_at, decays_at, present, record, count, c, DK, BK, CHANNELS)
+            after += folded(weighted, keys, INTERPRETED)
+        state = state + (after,)
+    return state
+
+
+@triton.jit
+def to_chunks(values):
+    """A tile `[BV, BK]` in chunks."""
     BV: tl.constexpr = values.shape[0]
     BK: tl.constexpr = values.shape[1]
-    CK: tl.constexpr = 32 if BK >= 32 else BK
-    return tl.reshape(values, (BV, BK // CK, CK))
+    if BK <= 32:
+        return (values,)
+    else:
+        low, high = tl.split(tl.permute(tl.reshape(values, (BV, 2, BK // 2)), (0, 2, 1)))
+        return to_chunks(low) + to_chunks(high)
 
 
 @triton.jit
-def to_flat(values):
-    """A WIDE tile as `[BV, BK]`."""
-    return tl.reshape(values, (values.shape[0], values.shape[1] * values.shape[2]))
+def to_flat(state, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """`COUNT` chunks of a tile, from chunk `FIRST` on, side by side."""
+    if COUNT == 1:
+        return state[FIRST]
+    else:
+        low = to_flat(state, FIRST, COUNT // 2)
+        high = to_flat(state, FIRST + COUNT // 2, COUNT // 2)
+        return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (low.shape[0], 2 * low.shape[1]))
 
 
 @triton.jit
-def load_wide(
+def decoded(codes, ELEMENT: tl.constexpr, BK: tl.constexpr):
+    """The float32 values of a tile in chunks."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (decode(codes[c], ELEMENT),)
+    return found
+
+
+@triton.jit
+def load_tile(
     payload_ptr, scale_ptr, head_scale_ptr, rows, mask, MASKED: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The float32 values of a stored tile, WIDE."""
+    """The float32 values of a stored tile, in chunks."""
     if SCALE == SCALE_NONE:
-        return decode(fetch_wide(payload_ptr, rows, mask, MASKED, DK, BK), ELEMENT)
+        return decoded(tile_chunks(payload_ptr, rows, mask, MASKED, DK, BK), ELEMENT, BK)
     else:
-        return to_wide(
+        return to_chunks(
             load_state(
                 payload_ptr, scale_ptr, head_scale_ptr, rows, mask, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP_KEYS
             )
@@ -176,9 +289,9 @@ def fetch_tile(
     GROUP_KEYS: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, PACKED: tl.constexpr, WORDS: tl.constexpr,
     FORM: tl.constexpr,
 ):  # fmt: skip
-    """The codes (`[BV, keys or bytes or words]`, or WIDE) and the stored scales `[BV, groups]` of a tile."""
+    """The codes (`[BV, keys or bytes or words]`, or chunks) and the stored scales `[BV, groups]` of a tile."""
     if FORM == WIDE:
-        codes = fetch_wide(payload_ptr, rows, mask, MASKED, DK, BK)
+        codes = tile_chunks(payload_ptr, rows, mask, MASKED, DK, BK)
     else:
         if WORDS:
             place = tl.arange(0, BK // (8 if PACKED else 4))
@@ -331,14 +444,14 @@ def matrix_products(
         factor = tl.reshape(tl.broadcast_to(stored[:, :, None], (BV, GROUPS, WIDTH // GROUPS)), (BV, WIDTH))
     values = word_values(words, factor, ELEMENT, OF_WORDS, INTERPRETED)
     word = tl.arange(0, WIDTH)[:, None]
-    # Eight columns of each vector, because the tensor cores take no fewer.
-    of_key = tl.arange(0, 16)[None, :] < 8
-    total = tl.zeros((BV, 16), tl.float32)
+    # Four columns of each vector, because the tensor cores take no fewer than eight.
+    of_key = tl.arange(0, 8)[None, :] < 4
+    total = tl.zeros((BV, 8), tl.float32)
     for n in tl.static_range(CODES):
         channel = word * CODES + n
-        there = channel < DK
-        pair = tl.load(key_at + channel * key_step, mask=of_key & there, other=0.0)
-        pair += tl.load(query_at + channel * query_step, mask=(of_key == 0) & there, other=0.0)
+        pair = fetch(
+            tl.where(of_key, key_at + channel * key_step, query_at + channel * query_step), channel < DK, BK != DK
+        )
         value = values[n]
         if INTERPRETED:
             if GROUPS > 1 and not OF_WORDS:
@@ -348,13 +461,13 @@ def matrix_products(
             if GROUPS > 1 and not OF_WORDS:
                 value = value * factor.to(tl.bfloat16)
             total = tl.dot(value, pair, acc=total)
-    recalled, inherited = tl.split(tl.sum(tl.reshape(total, (BV, 2, 8)), axis=2))
+    recalled, inherited = tl.split(tl.sum(tl.reshape(total, (BV, 2, 4)), axis=2))
     if OF_WORDS:
-        # The factor of a word left out 2**7; eight equal columns were summed.
-        scale = tl.load(head_scale_ptr) * 16.0
+        # The factor of a word left out 2**7; four equal columns were summed.
+        scale = tl.load(head_scale_ptr) * 32.0
         return recalled * scale, inherited * scale
     else:
-        recalled, inherited = recalled * 0.125, inherited * 0.125
+        recalled, inherited = recalled * 0.25, inherited * 0.25
         if GROUPS == 1:
             of_row = tl.sum(scales.to(tl.float32), axis=1)
             recalled, inherited = recalled * of_row, inherited * of_row
@@ -373,12 +486,12 @@ def due_rows(slot_index, cursors, rows, WINDOW: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def read_tile(
-    codes, scales, head_scale_ptr, vector, ELEMENT: tl.constexpr, SCALE: tl.constexpr, PACKED: tl.constexpr,
-    WORDS: tl.constexpr, FORM: tl.constexpr,
+    codes, scales, head_scale_ptr, vector, BK: tl.constexpr, ELEMENT: tl.constexpr, SCALE: tl.constexpr,
+    PACKED: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """`S x` for the rows of a fetched tile."""
+    """`S x` for the rows of a fetched tile; `x` in chunks for a WIDE one."""
     if FORM == WIDE:
-        found = wide_product(decode(codes, ELEMENT), wide(vector))
+        found = chunk_product(decoded(codes, ELEMENT, BK), vector, BK)
         if SCALE != SCALE_NONE:
             found = found * tl.sum(stored_factor(scales, head_scale_ptr, SCALE), axis=1)
         return found
@@ -411,21 +524,23 @@ def decode_tile(codes, scales, head_scale_ptr, ELEMENT: tl.constexpr, SCALE: tl.
 
 @triton.jit
 def store_tile(
-    values, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, rows, mask,
-    COPY: tl.constexpr, MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, ELEMENT: tl.constexpr,
-    SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr, STOCHASTIC: tl.constexpr,
+    state, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, rows, mask,
+    COPY: tl.constexpr, MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Store a WIDE tile of one head in a format; `philox` points to the seed's halves and the layer."""
-    BK: tl.constexpr = values.shape[1] * values.shape[2]
+    """Store the chunks of a tile of one head in a format; `philox` points to the seed's halves and the layer."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
     if ELEMENT == FP32:
-        column = wide_columns(BK)
-        where = payload_ptr + rows[:, None, None] * DK + column
-        if MASKED or BK != DK:
-            tl.store(where, values, mask=mask[:, None, None] & (column < DK))
-        else:
-            tl.store(where, values)
+        for c in tl.static_range(BK // WIDTH):
+            place = c * WIDTH + tl.arange(0, WIDTH)
+            where = payload_ptr + rows[:, None] * DK + place[None, :]
+            if MASKED or BK != DK:
+                tl.store(where, state[c], mask=mask[:, None] & (place < DK)[None, :])
+            else:
+                tl.store(where, state[c])
     else:
-        values = to_flat(values)
+        values = to_flat(state, 0, BK // WIDTH)
         place = tl.arange(0, BK)[None, :]
         kept = tl.where(mask[:, None] & (place < DK), values, 0.0)
         if STOCHASTIC:
@@ -444,14 +559,18 @@ def store_tile(
 
 
 @triton.jit
-def later_decays(pointer, now, count, LP: tl.constexpr):
+def later_decays(pointer, now, count, held, LP: tl.constexpr):
     """For each record the sum of the log-decays after it, the present token's included, and the sum of all.
+
+    Records below `held` are loaded and those below `count` counted.
 
     Each is summed from its own terms, never a difference of two sums, which one strong decay would cost their digits.
     """
     record = tl.arange(0, LP)
-    following = tl.load(pointer + record + 1, mask=record + 1 < count, other=0.0)
-    own = tl.load(pointer + record, mask=record < count, other=0.0)
+    following = tl.load(pointer + record + 1, mask=record + 1 < held, other=0.0)
+    own = tl.load(pointer + record, mask=record < held, other=0.0)
+    following = tl.where(record + 1 < count, following, 0.0)
+    own = tl.where(record < count, own, 0.0)
     return tl.cumsum(following, axis=0, reverse=True) + now, tl.sum(own, axis=0) + now
 
 

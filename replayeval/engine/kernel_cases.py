@@ -151,33 +151,11 @@ class LayerSets:
         whole = block(slots.shape.d_v)
         default = default_launch(slots, self.batch)
         if default.flush_rows is not None:
-            limits = [
-                (whole, 4, None),
-                (whole, 4, 128),
-                (64, 4, 96),
-                (64, 2, None),
-                (64, 2, 128),
-                (32, 2, None),
-                (32, 1, None),
-            ]
-            return found + [
-                replace(default, rows=rows, warps=warps, registers=limit)
-                for rows, warps, limit in limits
-                if rows <= whole
-            ]
-        limits = [
-            (whole, 8, None),
-            (whole, 8, 128),
-            (64, 8, None),
-            (64, 8, 128),
-            (64, 8, 80),
-            (32, 8, None),
-            (16, 8, None),
-        ]
-        for rows, warps, limit in dict.fromkeys([*limits, (whole, 16, None), (32, 4, None), (16, 4, None)]):
-            fits = rows == whole or not any(c.kernel.whole_head for c in slots.copies)
-            if rows <= whole and fits and all(rows % c.kernel.tile_rows == 0 for c in slots.copies):
-                found.append(Launch(rows=rows, warps=warps, registers=limit))
+            cuts = [(whole, 4, 128), (64, 2, 128), (32, 1, 128)]
+            found += [replace(default, rows=r, warps=w, registers=limit) for r, w, limit in cuts if r <= whole]
+            return found
+        for rows, warps, limit in ((32, 4, None), (32, 2, None), (16, 2, None)):
+            found.append(Launch(rows=rows, warps=warps, registers=limit, eager=default.eager))
         return found
 
     def prepare(self, launch: Launch | None) -> list[PreparedStep]:

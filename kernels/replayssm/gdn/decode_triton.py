@@ -20,58 +20,46 @@ from replayssm.decode_device import (
     READS_ONLY,
     UNROLL,
     WIDE,
+    chunk,
+    chunk_product,
+    chunks,
+    decoded,
     due_rows,
     fetch,
     fetch_tile,
+    fold_window,
+    inner_product,
     later_decays,
-    load_wide,
+    load_tile,
     matrix_products,
     read_tile,
+    record_chunk,
     store_tile,
-    wide,
-    wide_columns,
-    wide_product,
 )
-from replayssm.formats.triton_bits import E2M1, decode
+from replayssm.formats.triton_bits import E2M1
 from replayssm.formats.triton_ops import SCALE_NONE
 
 
 @triton.jit
-def fold_window(
-    state, write, now, total, own_key, keys_at, norms_at, decays_at, writes_at, rows, there, WINDOW: tl.constexpr,
-    DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
-    CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
-):  # fmt: skip
-    """The state after the last token of a window, from the writes that the records hold, newest first."""
-    column = wide_columns(BK)
-    real = column < DK
-    state = state * (wide(tl.exp(total)) if CHANNELS else tl.exp(total)) + write[:, None, None] * wide(own_key)
-    later = wide(now) if CHANNELS else now
-    for back in tl.range(0, WINDOW - 1, loop_unroll_factor=UNROLL):
-        j = WINDOW - 2 - back
-        one = fetch(keys_at + j * DK + column, real, BK != DK).to(tl.float32)
-        u = fetch(writes_at + j * DV + rows, there, MASKED)
-        if CHANNELS:
-            one = one * tl.exp(later)
-            if NORMALISE:
-                u = u * tl.load(norms_at + j)
-            later += fetch(decays_at + j * DK + column, real, BK != DK)
-        else:
-            weight = tl.exp(later)
-            if NORMALISE:
-                weight = weight * tl.load(norms_at + j)
-            u = u * weight
-            later += tl.load(decays_at + j)
-        state += u[:, None, None] * one
-    return state
+def delta_token(state, value, strength, decay, key, norm, BK: tl.constexpr, CHANNELS: tl.constexpr):
+    """The recurrence itself, in chunks: a tile, log-decays (one number without channels), a key of norm `1 / norm`."""
+    kept = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        kept = kept + (state[c] * (tl.exp(decay[c].to(tl.float32))[None, :] if CHANNELS else tl.exp(decay)),)
+    write = strength * (value - norm * chunk_product(kept, key, BK))
+    moved = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        moved = moved + (kept[c] + write[:, None] * (key[c].to(tl.float32) * norm)[None, :],)
+    return moved
 
 
 @triton.jit
-def delta_token(state, value, strength, log_decay, key, CHANNELS: tl.constexpr):
-    """The recurrence itself, for a WIDE state and key."""
-    state = state * tl.exp(log_decay)
-    write = strength * (value - wide_product(state, key))
-    return state + write[:, None, None] * key
+def multiplied(vector, factor, BK: tl.constexpr):
+    """The elementwise product of two vectors in chunks."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (vector[c].to(tl.float32) * factor[c],)
+    return found
 
 
 @triton.jit
@@ -81,22 +69,18 @@ def replay_window(
     CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
     """The state after all records of a full window, their writes computed anew from this state."""
-    column = wide_columns(BK)
-    real = column < DK
     for j in tl.range(0, WINDOW - 1, loop_unroll_factor=UNROLL):
-        one = fetch(keys_at + j * DK + column, real, BK != DK).to(tl.float32)
+        norm = 1.0
         if NORMALISE:
-            one = one * tl.load(norms_at + j)
+            norm = tl.load(norms_at + j)
         value = fetch(values_at + j * DV + rows, there, MASKED).to(tl.float32)
-        if CHANNELS:
-            log_decay = fetch(decays_at + j * DK + column, real, BK != DK)
-        else:
-            log_decay = tl.load(decays_at + j)
-        state = delta_token(state, value, tl.load(betas_at + j), log_decay, one, CHANNELS)
+        decay = chunks(decays_at + j * DK, 1, DK, BK) if CHANNELS else tl.load(decays_at + j)
+        key = chunks(keys_at + j * DK, 1, DK, BK)
+        state = delta_token(state, value, tl.load(betas_at + j), decay, key, norm, BK, CHANNELS)
     return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count_rows"])
 def delta_decode_kernel(
     query, key, value, log_decay, beta, out, slot_index, cursors, tokens, sequences, philox,
     read_words, read_payload, read_scales, read_head_scales, payload, scales, head_scales,
@@ -107,6 +91,7 @@ def delta_decode_kernel(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     WINDOW: tl.constexpr, LP: tl.constexpr, SEPARATE: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
     BV: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr,
+    EAGER: tl.constexpr,
     READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP: tl.constexpr,
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
@@ -117,6 +102,7 @@ def delta_decode_kernel(
     READ_WIDTH: tl.constexpr = DK // 2 if PACKED else DK
     WIDTH: tl.constexpr = DK // 2 if ELEMENT == E2M1 else DK
     READS: tl.constexpr = STEPS != FLUSHES_ONLY or not SEPARATE
+    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
     REPLAYS: tl.constexpr = SEPARATE and STEPS != READS_ONLY
     first_item = tl.program_id(0)
     items = first_item + 1
@@ -151,25 +137,24 @@ def delta_decode_kernel(
             if WINDOW > 1:
                 count = tl.load(cursors + slot)
             flush = count == WINDOW - 1
+            # Loads of records that do not wait for the cursor: more bytes, and one trip to memory less.
+            held = WINDOW if EAGER else count
 
             channel = tl.arange(0, BK)
             real = channel < DK
             query_at = query + row * query_row + of_key * query_head
             key_at = key + row * key_row + of_key * key_head
-            q = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
-            raw_key = fetch(key_at + channel * key_step, real, BK != DK)
-            k = raw_key.to(tl.float32)
             q_norm = scale
             k_norm = 1.0
             if NORMALISE:
-                q_norm = scale * tl.div_rn(1.0, tl.sqrt_rn(tl.sum(q * q, axis=0) + epsilon))
-                k_norm = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(k * k, axis=0) + epsilon))
-                k = k * k_norm
-            q = q * q_norm
+                q_square = inner_product(query_at, query_step, query_at, query_step, DK, BK)
+                k_square = inner_product(key_at, key_step, key_at, key_step, DK, BK)
+                q_norm = scale * tl.div_rn(1.0, tl.sqrt_rn(q_square + epsilon))
+                k_norm = tl.div_rn(1.0, tl.sqrt_rn(k_square + epsilon))
             strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
             decay_at = log_decay + row * decay_row + head * decay_head
             if CHANNELS:
-                now = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
+                now = chunks(decay_at, decay_step, DK, BK)
                 decays_at = decay_records + at * (WINDOW * DK)
             else:
                 now = tl.load(decay_at).to(tl.float32)
@@ -189,67 +174,103 @@ def delta_decode_kernel(
                 if SEPARATE or STEPS == READS_ONLY:
                     through = count != WINDOW - 1
                 if through:
-                    own_score = tl.sum(q * k, axis=0)
-                    total = now
+                    # What each record contributes to this token: `overlap` along its key, `scores` along its query.
+                    record = tl.arange(0, LP)
+                    past = record < count
+                    weight = tl.full((LP,), 1.0, tl.float32)
                     if WINDOW > 1:
-                        record = tl.arange(0, LP)
-                        past = record < count
-                        inside = past[:, None] & real[None, :]
-                        written = past[:, None] & there[None, :]
-                        keys = tl.load(keys_at + record[:, None] * DK + channel[None, :], mask=inside, other=0.0)
+                        written = (record < held)[:, None] & there[None, :]
                         u = tl.load(writes_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0)
-                        keys = keys.to(tl.float32)
-                        # What each record contributes to this token: `overlap` along its key, `scores` along its query.
-                        if CHANNELS:
-                            where = decays_at + record[:, None] * DK + channel[None, :]
-                            after = (record + 1 < count)[:, None] & real[None, :]
-                            following = tl.load(where + DK, mask=after, other=0.0)
-                            total = now + tl.sum(tl.load(where, mask=inside, other=0.0), axis=0)
-                            keys = keys * tl.exp(tl.cumsum(following, axis=0, reverse=True) + now[None, :])
-                            weight = tl.full((LP,), 1.0, tl.float32)
-                        else:
-                            later, total = later_decays(decays_at, now, count, LP)
+                        u = tl.where(past[:, None], u, 0.0)
+                        overlaps = tl.zeros((LP, CHUNK), tl.float32)
+                        similar = tl.zeros((LP, CHUNK), tl.float32)
+                        if not CHANNELS:
+                            later, total = later_decays(decays_at, now, count, held, LP)
                             weight = tl.exp(later)
+                            gain = tl.exp(total)
                         if NORMALISE:
-                            weight = weight * tl.load(norms_at + record, mask=past, other=0.0)
-                        overlap = tl.sum(keys * k[None, :], axis=1) * weight
-                        scores = tl.sum(keys * q[None, :], axis=1) * weight
+                            weight = weight * tl.load(norms_at + record, mask=record < held, other=0.0)
+                        weight = tl.where(past, weight, 0.0)
+                    elif not CHANNELS:
+                        gain = tl.exp(now)
+                    gains = ()
+                    for c in tl.static_range(BK // CHUNK):
+                        if WINDOW > 1:
+                            present = now[c].to(tl.float32) if CHANNELS else now
+                            loaded = count if CHANNELS else held
+                            one = record_chunk(keys_at, decays_at, present, record, loaded, c, DK, BK, CHANNELS)
+                            if CHANNELS:
+                                where = record[:, None] * DK + (c * CHUNK + tl.arange(0, CHUNK))[None, :]
+                                inside = past[:, None] & (c * CHUNK + tl.arange(0, CHUNK) < DK)[None, :]
+                                passed = present + tl.sum(tl.load(decays_at + where, mask=inside, other=0.0), axis=0)
+                                gains = gains + (tl.exp(passed),)
+                            one = one.to(tl.float32)
+                            overlaps += one * chunk(key_at, key_step, c, DK, BK).to(tl.float32)[None, :]
+                            similar += one * chunk(query_at, query_step, c, DK, BK).to(tl.float32)[None, :]
+                        elif CHANNELS:
+                            gains = gains + (tl.exp(now[c].to(tl.float32)),)
                     if FORM == MATRIX:
                         recalled, y = matrix_products(
                             codes, stored, of_head, key_at, query_at, key_step, query_step, DK, BK, READ_ELEMENT,
                             READ_SCALE, INTERPRETED,
                         )  # fmt: skip
-                        recalled = recalled * (k_norm * tl.exp(total))
-                        y = y * (q_norm * tl.exp(total))
-                    else:
-                        gain = tl.exp(total)
+                    elif FORM == WIDE:
+                        ahead = chunks(key_at, key_step, DK, BK)
+                        asked = chunks(query_at, query_step, DK, BK)
+                        if CHANNELS:
+                            ahead = multiplied(ahead, gains, BK)
+                            asked = multiplied(asked, gains, BK)
                         recalled = read_tile(
-                            codes, stored, of_head, k * gain, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM
+                            codes, stored, of_head, ahead, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM
                         )
-                        y = read_tile(codes, stored, of_head, q * gain, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
+                        y = read_tile(codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
+                    else:
+                        ahead = fetch(key_at + channel * key_step, real, BK != DK).to(tl.float32)
+                        asked = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
+                        if CHANNELS:
+                            passed = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
+                            if WINDOW > 1:
+                                where = decays_at + record[:, None] * DK + channel[None, :]
+                                inside = past[:, None] & real[None, :]
+                                passed += tl.sum(tl.load(where, mask=inside, other=0.0), axis=0)
+                            ahead = ahead * tl.exp(passed)
+                            asked = asked * tl.exp(passed)
+                        recalled = read_tile(
+                            codes, stored, of_head, ahead, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM
+                        )
+                        y = read_tile(codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
+                    if CHANNELS:
+                        recalled = recalled * k_norm
+                        y = y * q_norm
+                    else:
+                        recalled = recalled * (k_norm * gain)
+                        y = y * (q_norm * gain)
                     if WINDOW > 1:
+                        overlap = tl.where(past, tl.sum(overlaps, axis=1) * (weight * k_norm), 0.0)
+                        score = tl.where(past, tl.sum(similar, axis=1) * (weight * q_norm), 0.0)
                         recalled += tl.sum(u * overlap[:, None], axis=0)
-                        y += tl.sum(u * scores[:, None], axis=0)
+                        y += tl.sum(u * score[:, None], axis=0)
                     write = strength * (v - recalled)
-                    y += own_score * write
+                    y += (inner_product(query_at, query_step, key_at, key_step, DK, BK) * (q_norm * k_norm)) * write
                     tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
                     if not SEPARATE and STEPS != READS_ONLY:
                         if flush:
                             if FORM != WIDE or READ_SCALE != SCALE_NONE:
-                                state = load_wide(
+                                before = load_tile(
                                     read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT,
                                     READ_SCALE, READ_TILE_ROWS, READ_GROUP,
                                 )  # fmt: skip
                             else:
-                                state = decode(codes, READ_ELEMENT)
+                                before = decoded(codes, READ_ELEMENT, BK)
                             state = fold_window(
-                                state, write, now, total, k, keys_at, norms_at, decays_at, writes_at, rows, there,
-                                WINDOW, DV, DK, BK, MASKED, CHANNELS, NORMALISE,
+                                before, gains if CHANNELS else gain, write, key_at, key_step, k_norm, weight,
+                                writes_at, keys_at, decays_at, now, rows, there, count, WINDOW, LP, DV, DK, BK,
+                                CHANNELS, INTERPRETED,
                             )  # fmt: skip
                             store_tile(
                                 state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
                                 payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head,
-                                rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                                rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
                             )  # fmt: skip
                     if WINDOW > 1:
                         if not flush:
@@ -258,18 +279,20 @@ def delta_decode_kernel(
                                 tl.store(values_at + count * DV + rows, raw_value, mask=there)
                             if split == 0:
                                 if CHANNELS:
-                                    tl.store(decays_at + count * DK + channel, now, mask=real)
+                                    own = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
+                                    tl.store(decays_at + count * DK + channel, own, mask=real)
                                 else:
                                     tl.store(decays_at + count, now)
                                 if SEPARATE:
                                     tl.store(betas_at + count, strength)
                                 if head % (HEADS // KEY_HEADS) == 0:
-                                    tl.store(keys_at + count * DK + channel, raw_key, mask=real)
+                                    own_key = fetch(key_at + channel * key_step, real, BK != DK)
+                                    tl.store(keys_at + count * DK + channel, own_key, mask=real)
                                     if NORMALISE:
                                         tl.store(norms_at + count, k_norm)
             if REPLAYS:
                 if flush:
-                    state = load_wide(
+                    state = load_tile(
                         payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK,
                         BK, ELEMENT, SCALE, TILE_ROWS, GROUP,
                     )  # fmt: skip
@@ -277,17 +300,19 @@ def delta_decode_kernel(
                         state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV, DK, BK,
                         MASKED, CHANNELS, NORMALISE,
                     )  # fmt: skip
-                    state = delta_token(state, v, strength, wide(now) if CHANNELS else now, wide(k), CHANNELS)
-                    y = wide_product(state, wide(q))
+                    own_key = chunks(key_at, key_step, DK, BK)
+                    state = delta_token(state, v, strength, now, own_key, k_norm, BK, CHANNELS)
+                    y = chunk_product(state, chunks(query_at, query_step, DK, BK), BK) * q_norm
                     tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
                     token = tl.load(tokens + slot)
                     sequence = tl.load(sequences + slot)
                     store_tile(
                         state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
-                        there, 1, MASKED, DV, DK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
+                        there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                        READ_STOCHASTIC,
                     )  # fmt: skip
                     store_tile(
                         state, philox, sequence, token, payload + at * (DV * WIDTH), scales + at * SCALES,
-                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS,
+                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS,
                         GROUP, STOCHASTIC,
                     )  # fmt: skip

@@ -16,44 +16,28 @@ from replayssm.decode_device import (
     FLUSHES_ONLY,
     MATRIX,
     READS_ONLY,
-    UNROLL,
     WIDE,
+    chunk,
+    chunk_product,
+    chunks,
+    decoded,
     due_rows,
     fetch,
     fetch_tile,
+    fold_window,
+    inner_product,
     later_decays,
-    load_wide,
+    load_tile,
     matrix_products,
     read_tile,
+    record_chunk,
     store_tile,
-    wide,
-    wide_columns,
-    wide_product,
 )
-from replayssm.formats.triton_bits import E2M1, decode
+from replayssm.formats.triton_bits import E2M1
 from replayssm.formats.triton_ops import SCALE_NONE
 
 
-@triton.jit
-def fold_window(
-    state, write, now, total, own_key, keys_at, decays_at, steps_at, values_at, rows, there, WINDOW: tl.constexpr,
-    DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """The state after the last token of a window, newest record first."""
-    column = wide_columns(BK)
-    state = state * tl.exp(total) + write[:, None, None] * wide(own_key)
-    later = now
-    for back in tl.range(0, WINDOW - 1, loop_unroll_factor=UNROLL):
-        j = WINDOW - 2 - back
-        one = fetch(keys_at + j * DK + column, column < DK, BK != DK).to(tl.float32)
-        x = fetch(values_at + j * DV + rows, there, MASKED).to(tl.float32)
-        x = x * (tl.load(steps_at + j) * tl.exp(later))
-        state += x[:, None, None] * one
-        later += tl.load(decays_at + j)
-    return state
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["count_rows"])
 def mamba2_decode_kernel(
     query, key, value, dt, dt_bias, decay_rate, skip, out, slot_index, cursors, tokens, sequences, philox,
     read_words, read_payload, read_scales, read_head_scales, payload, scales, head_scales,
@@ -64,6 +48,7 @@ def mamba2_decode_kernel(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     WINDOW: tl.constexpr, LP: tl.constexpr, SEPARATE: tl.constexpr,
     BV: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr,
+    EAGER: tl.constexpr,
     READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP: tl.constexpr,
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
@@ -74,6 +59,7 @@ def mamba2_decode_kernel(
     READ_WIDTH: tl.constexpr = DK // 2 if PACKED else DK
     WIDTH: tl.constexpr = DK // 2 if ELEMENT == E2M1 else DK
     READS: tl.constexpr = STEPS != FLUSHES_ONLY or not SEPARATE
+    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
     REPLAYS: tl.constexpr = SEPARATE and STEPS != READS_ONLY
     first_item = tl.program_id(0)
     items = first_item + 1
@@ -108,14 +94,13 @@ def mamba2_decode_kernel(
             if WINDOW > 1:
                 count = tl.load(cursors + slot)
             flush = count == WINDOW - 1
+            # Loads of records that do not wait for the cursor: more bytes, and one trip to memory less.
+            held = WINDOW if EAGER else count
 
             channel = tl.arange(0, BK)
             real = channel < DK
             query_at = query + row * query_row + of_key * query_head
             key_at = key + row * key_row + of_key * key_head
-            q = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
-            raw_key = fetch(key_at + channel * key_step, real, BK != DK)
-            k = raw_key.to(tl.float32)
             step = tl.load(dt + row * dt_row + head * dt_head).to(tl.float32) + tl.load(dt_bias + head)
             # softplus; beyond 20 it is the identity to float32. log(1 + e) by its ratio form.
             grown = tl.exp(tl.minimum(step, 20.0))
@@ -134,55 +119,64 @@ def mamba2_decode_kernel(
             out_at = out + row * out_row + head * out_head + rows * out_step
             values_at = value_records + at * (WINDOW * DV)
 
+            record = tl.arange(0, LP)
+            past = record < count
+            weight = tl.full((LP,), 1.0, tl.float32)
+            gain = tl.exp(now)
+            if WINDOW > 1:
+                later, total = later_decays(decays_at, now, count, held, LP)
+                weight = tl.exp(later) * tl.load(steps_at + record, mask=record < held, other=0.0)
+                weight = tl.where(past, weight, 0.0)
+                gain = tl.exp(total)
             # A flush of a separate checkpoint looks at nothing but the copy that carries the recurrence.
             if READS:
                 through = True
                 if SEPARATE or STEPS == READS_ONLY:
                     through = count != WINDOW - 1
                 if through:
-                    own_score = tl.sum(q * k, axis=0) * step + kept
-                    total = now
-                    if WINDOW > 1:
-                        record = tl.arange(0, LP)
-                        past = record < count
-                        inside = past[:, None] & real[None, :]
-                        written = past[:, None] & there[None, :]
-                        keys = tl.load(keys_at + record[:, None] * DK + channel[None, :], mask=inside, other=0.0)
-                        u = tl.load(values_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0)
-                        later, total = later_decays(decays_at, now, count, LP)
-                        weight = tl.exp(later) * tl.load(steps_at + record, mask=past, other=0.0)
-                        scores = tl.sum(keys.to(tl.float32) * q[None, :], axis=1) * weight
                     if FORM == MATRIX:
                         _, y = matrix_products(
                             codes, stored, of_head, query_at, query_at, query_step, query_step, DK, BK, READ_ELEMENT,
                             READ_SCALE, INTERPRETED,
                         )  # fmt: skip
-                        y = y * tl.exp(total)
                     else:
-                        y = read_tile(
-                            codes, stored, of_head, q * tl.exp(total), READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM
-                        )
+                        if FORM == WIDE:
+                            asked = chunks(query_at, query_step, DK, BK)
+                        else:
+                            asked = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
+                        y = read_tile(codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
+                    y = y * gain
                     if WINDOW > 1:
-                        y += tl.sum(u.to(tl.float32) * scores[:, None], axis=0)
-                    y += own_score * x
+                        similar = tl.zeros((LP, CHUNK), tl.float32)
+                        for c in tl.static_range(BK // CHUNK):
+                            one = record_chunk(keys_at, decays_at, now, record, held, c, DK, BK, False)
+                            similar += (
+                                one.to(tl.float32) * chunk(query_at, query_step, c, DK, BK).to(tl.float32)[None, :]
+                            )
+                        written = (record < held)[:, None] & there[None, :]
+                        u = tl.load(values_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0)
+                        u = tl.where(past[:, None], u.to(tl.float32), 0.0)
+                        score = tl.where(past, tl.sum(similar, axis=1) * weight, 0.0)
+                        y += tl.sum(u * score[:, None], axis=0)
+                    y += (inner_product(query_at, query_step, key_at, key_step, DK, BK) * step + kept) * x
                     tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
                     if not SEPARATE and STEPS != READS_ONLY:
                         if flush:
                             if FORM != WIDE or READ_SCALE != SCALE_NONE:
-                                state = load_wide(
+                                state = load_tile(
                                     read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT,
                                     READ_SCALE, READ_TILE_ROWS, READ_GROUP,
                                 )  # fmt: skip
                             else:
-                                state = decode(codes, READ_ELEMENT)
+                                state = decoded(codes, READ_ELEMENT, BK)
                             state = fold_window(
-                                state, x * step, now, total, k, keys_at, decays_at, steps_at, values_at, rows, there,
-                                WINDOW, DV, DK, BK, MASKED,
+                                state, gain, x * step, key_at, key_step, 1.0, weight, values_at, keys_at, decays_at,
+                                now, rows, there, count, WINDOW, LP, DV, DK, BK, False, INTERPRETED,
                             )  # fmt: skip
                             store_tile(
                                 state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
                                 payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head,
-                                rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                                rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
                             )  # fmt: skip
                     if WINDOW > 1:
                         if not flush:
@@ -191,28 +185,29 @@ def mamba2_decode_kernel(
                                 tl.store(decays_at + count, now)
                                 tl.store(steps_at + count, step)
                                 if head % (HEADS // KEY_HEADS) == 0:
-                                    tl.store(keys_at + count * DK + channel, raw_key, mask=real)
+                                    own_key = fetch(key_at + channel * key_step, real, BK != DK)
+                                    tl.store(keys_at + count * DK + channel, own_key, mask=real)
             if REPLAYS:
                 if flush:
-                    state = load_wide(
+                    state = load_tile(
                         payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK,
                         BK, ELEMENT, SCALE, TILE_ROWS, GROUP,
                     )  # fmt: skip
-                    _, total = later_decays(decays_at, now, count, LP)
                     state = fold_window(
-                        state, x * step, now, total, k, keys_at, decays_at, steps_at, values_at, rows, there, WINDOW,
-                        DV, DK, BK, MASKED,
+                        state, gain, x * step, key_at, key_step, 1.0, weight, values_at, keys_at, decays_at, now, rows,
+                        there, count, WINDOW, LP, DV, DK, BK, False, INTERPRETED,
                     )  # fmt: skip
-                    y = wide_product(state, wide(q)) + kept * x
+                    y = chunk_product(state, chunks(query_at, query_step, DK, BK), BK) + kept * x
                     tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
                     token = tl.load(tokens + slot)
                     sequence = tl.load(sequences + slot)
                     store_tile(
                         state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
-                        there, 1, MASKED, DV, DK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
+                        there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                        READ_STOCHASTIC,
                     )  # fmt: skip
                     store_tile(
                         state, philox, sequence, token, payload + at * (DV * WIDTH), scales + at * SCALES,
-                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, ELEMENT, SCALE, TILE_ROWS,
+                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS,
                         GROUP, STOCHASTIC,
                     )  # fmt: skip
