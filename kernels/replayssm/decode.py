@@ -91,6 +91,9 @@ class Launch:
         flush_rows: Where flushes have a launch of their own, the value rows of its programs. A flush that stores a
             scaled format needs many registers, which would keep the steps that only read from sharing a multiprocessor.
         flush_warps: Warps of a program of that launch.
+        flush_tiles: Tiles of a program of that launch.
+        tiles: Tiles of `rows` rows that a program works on, one after another.
+        stages: Of that loop: how many tiles are on their way from memory or worked on at a time.
         eager: Whether all records that a window can hold are loaded before it is known how many there are. Few
             sequences wait for memory rather than for its bandwidth.
     """
@@ -100,6 +103,9 @@ class Launch:
     registers: int | None = None
     flush_rows: int | None = None
     flush_warps: int = 8
+    flush_tiles: int = 1
+    tiles: int = 1
+    stages: int = 3
     eager: bool = False
 
 
@@ -109,22 +115,32 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     widest = max(c.kernel.tile_rows for c in slots.copies)
     fewest = block(d_v) if any(c.kernel.whole_head for c in slots.copies) else max(16, widest)
     few = batch * slots.shape.heads < 2048
+    rows = 32 if d_v % 32 == 0 else 16
     if any(c.format.is_scaled for c in slots.copies) and slots.policy.window_tokens > 1:
-        rows = 32 if few else block(d_v)
-        flush_rows = max(fewest, 32 if d_v % 32 == 0 else 16)
+        flush_rows = max(fewest, rows)
         return Launch(
             rows=rows,
-            warps=max(1, rows // 32),
+            warps=1,
             registers=128,
+            tiles=1 if few else -(-d_v // rows),
             flush_rows=flush_rows,
             flush_warps=max(1, min(16, flush_rows // 8)),
         )
     if few:
         # Few sequences: small tiles, so that every multiprocessor has work.
         return Launch(rows=fewest, warps=max(2, min(8, fewest // 8)), eager=True)
-    # Four programs of this size on a multiprocessor have more bytes on their way than its memory needs.
-    rows = max(fewest, 32 if d_v % 32 == 0 else 16)
-    return Launch(rows=rows, warps=max(2, min(8, rows // 8)))
+    rows = max(fewest, rows)
+    if slots.policy.window_tokens == 1 or slots.shape.recurrence is Recurrence.KDA:
+        return Launch(rows=rows, warps=max(2, min(8, rows // 8)))
+    return Launch(
+        rows=rows,
+        warps=max(2, min(8, rows // 8)),
+        registers=104,
+        tiles=-(-d_v // rows),
+        flush_rows=fewest,
+        flush_warps=4,
+        flush_tiles=-(-d_v // fewest),
+    )
 
 
 def decode_step(
@@ -224,25 +240,21 @@ def prepare_step(
     arguments |= _common(slots, cursors, slot_index, out)
     heads = slots.shape.heads
     two = launch.flush_rows is not None and slots.policy.window_tokens > 1
-    splits = _check_launch(slots, launch.rows, () if two else slots.copies)
+    splits = _check_launch(slots, launch.rows, launch.tiles, () if two else slots.copies)
     flush = None
     if two and launch.flush_rows is not None:
-        cuts = _check_launch(slots, launch.flush_rows, slots.copies)
+        cuts = _check_launch(slots, launch.flush_rows, launch.flush_tiles, slots.copies)
         flush = PreparedStep(
             kernel=kernel,
             grid=(min(rows * heads * cuts, _flush_programs(out.device, launch.flush_warps)),),
-            arguments={**arguments, **_cut(slots, rows, launch.flush_rows, cuts, FLUSHES_ONLY), "EAGER": False},
+            arguments={**arguments, **_cut(slots, rows, _flushing(launch), cuts, FLUSHES_ONLY)},
             warps=launch.flush_warps,
             registers=_FLUSH_REGISTERS,
         )
     return PreparedStep(
         kernel=kernel,
         grid=(rows * heads * splits,),
-        arguments={
-            **arguments,
-            **_cut(slots, rows, launch.rows, splits, READS_ONLY if two else ALL_STEPS),
-            "EAGER": launch.eager,
-        },
+        arguments={**arguments, **_cut(slots, rows, launch, splits, READS_ONLY if two else ALL_STEPS)},
         warps=launch.warps,
         registers=launch.registers,
         flush=flush,
@@ -279,7 +291,7 @@ def _kernel(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _check_launch(slots: DecodeSlots, rows: int, stored: tuple[StoredCopy, ...]) -> int:
+def _check_launch(slots: DecodeSlots, rows: int, tiles: int, stored: tuple[StoredCopy, ...]) -> int:
     """Programs per head; refuses launches that would split what shares a scale."""
     d_v = slots.shape.d_v
     for copy in stored:
@@ -289,7 +301,9 @@ def _check_launch(slots: DecodeSlots, rows: int, stored: tuple[StoredCopy, ...])
             raise ValueError(f"format {copy.format}: a program must hold {need}, which share a scale, got {rows}")
     if rows < 1 or rows & (rows - 1):
         raise ValueError(f"expected a power of two of rows per program, got {rows}")
-    return -(-d_v // rows)
+    if tiles < 1:
+        raise ValueError(f"expected at least one tile per program, got {tiles}")
+    return -(-d_v // (rows * tiles))
 
 
 @cache
@@ -301,10 +315,23 @@ def _flush_programs(device: torch.device, warps: int) -> int:
     return at_once * int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
 
 
-def _cut(slots: DecodeSlots, batch: int, rows: int, splits: int, steps: int) -> dict[str, Any]:
-    # Only a launch that looks for flushes depends on the batch, and on few sizes of it.
-    most = max(256, 1 << (max(batch, 1) - 1).bit_length()) if steps == FLUSHES_ONLY else 1
-    return {"BV": rows, "SPLITS": splits, "MASKED": rows * splits != slots.shape.d_v, "STEPS": steps, "ROWS": most}
+def _flushing(launch: Launch) -> Launch:
+    """The cut of the launch that follows for flushes."""
+    return Launch(rows=launch.flush_rows or launch.rows, warps=launch.flush_warps, tiles=launch.flush_tiles, stages=2)
+
+
+def _cut(slots: DecodeSlots, batch: int, launch: Launch, splits: int, steps: int) -> dict[str, Any]:
+    return {
+        "BV": launch.rows,
+        "TILES": launch.tiles,
+        "STAGES": launch.stages,
+        "EAGER": launch.eager,
+        "SPLITS": splits,
+        "MASKED": launch.rows * launch.tiles * splits != slots.shape.d_v,
+        "STEPS": steps,
+        # Only a launch that looks for flushes depends on the batch, and on few sizes of it.
+        "ROWS": max(256, 1 << (max(batch, 1) - 1).bit_length()) if steps == FLUSHES_ONLY else 1,
+    }
 
 
 def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out: Tensor) -> dict[str, Any]:

@@ -197,30 +197,29 @@ def record_chunk(
 
 
 @triton.jit
-def fold_window(
-    before, gain, own, key_at, key_step, key_norm, weight, writes_at, keys_at, decays_at, now, rows, there, count,
-    WINDOW: tl.constexpr, LP: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
-    CHANNELS: tl.constexpr, INTERPRETED: tl.constexpr,
+def record_chunks(
+    keys_at, decays_at, now, record, count, DK: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """The state after the last token of a window, in chunks: what was stored, the token's own write, the records'.
+    """All chunks of the keys of all records."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        present = now[c].to(tl.float32) if CHANNELS else now
+        found = found + (record_chunk(keys_at, decays_at, present, record, count, c, DK, BK, CHANNELS),)
+    return found
 
-    Keys and writes are loaded again, for only a few steps flush and all of them would hold the registers.
-    """
-    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
-    key = chunks(key_at, key_step, DK, BK)
-    if WINDOW > 1:
-        record = tl.arange(0, LP)
-        written = (record < count)[:, None] & there[None, :]
-        u = tl.load(writes_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0).to(tl.float32)
-        weighted = u * weight[:, None]
+
+@triton.jit
+def fold_window(
+    before, gain, own, key, key_norm, weighted, keys, WINDOW: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The state after the last token of a window, in chunks: what was stored, the token's own write, the records'."""
     state = ()
-    for c in tl.static_range(BK // CHUNK):
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
         after = before[c] * (gain[c][None, :] if CHANNELS else gain)
         after += own[:, None] * (key[c].to(tl.float32) * key_norm)[None, :]
         if WINDOW > 1:
-            present = now[c].to(tl.float32) if CHANNELS else now
-            keys = record_chunk(keys_at, decays_at, present, record, count, c, DK, BK, CHANNELS)
-            after += folded(weighted, keys, INTERPRETED)
+            after += folded(weighted, keys[c], INTERPRETED)
         state = state + (after,)
     return state
 
@@ -428,11 +427,28 @@ def word_values(words, factor, ELEMENT: tl.constexpr, SCALED: tl.constexpr, INTE
 
 
 @triton.jit
-def matrix_products(
-    words, scales, head_scale_ptr, key_at, query_at, key_step, query_step, DK: tl.constexpr, BK: tl.constexpr,
-    ELEMENT: tl.constexpr, SCALE: tl.constexpr, INTERPRETED: tl.constexpr,
+def vector_pairs(
+    key_at, key_step, query_at, query_step, DK: tl.constexpr, BK: tl.constexpr, ELEMENT: tl.constexpr
 ):  # fmt: skip
-    """`S k` and `S q` for the rows of a tile of words and bfloat16 vectors in memory."""
+    """Two vectors as `matrix_products` takes them: for each place of a code in a word, four columns of each."""
+    CODES: tl.constexpr = 8 if ELEMENT == E2M1 else 4
+    word = tl.arange(0, BK // CODES)[:, None]
+    # Four of each, because the tensor cores take no fewer than eight columns.
+    of_key = tl.arange(0, 8)[None, :] < 4
+    pairs = ()
+    for n in tl.static_range(CODES):
+        channel = word * CODES + n
+        where = tl.where(of_key, key_at + channel * key_step, query_at + channel * query_step)
+        pairs = pairs + (fetch(where, channel < DK, BK != DK),)
+    return pairs
+
+
+@triton.jit
+def matrix_products(
+    words, scales, head_scale_ptr, pairs, BK: tl.constexpr, ELEMENT: tl.constexpr, SCALE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """`S k` and `S q` for the rows of a tile of words and bfloat16 vectors."""
     BV: tl.constexpr = words.shape[0]
     WIDTH: tl.constexpr = words.shape[1]
     GROUPS: tl.constexpr = scales.shape[1]
@@ -443,24 +459,17 @@ def matrix_products(
         stored = decode(scales, E4M3) if OF_WORDS else decode_power_of_two(scales)
         factor = tl.reshape(tl.broadcast_to(stored[:, :, None], (BV, GROUPS, WIDTH // GROUPS)), (BV, WIDTH))
     values = word_values(words, factor, ELEMENT, OF_WORDS, INTERPRETED)
-    word = tl.arange(0, WIDTH)[:, None]
-    # Four columns of each vector, because the tensor cores take no fewer than eight.
-    of_key = tl.arange(0, 8)[None, :] < 4
     total = tl.zeros((BV, 8), tl.float32)
     for n in tl.static_range(CODES):
-        channel = word * CODES + n
-        pair = fetch(
-            tl.where(of_key, key_at + channel * key_step, query_at + channel * query_step), channel < DK, BK != DK
-        )
         value = values[n]
         if INTERPRETED:
             if GROUPS > 1 and not OF_WORDS:
                 value = value * factor
-            total = tl.dot(value, pair.to(tl.float32), acc=total, input_precision="ieee")
+            total = tl.dot(value, pairs[n].to(tl.float32), acc=total, input_precision="ieee")
         else:
             if GROUPS > 1 and not OF_WORDS:
                 value = value * factor.to(tl.bfloat16)
-            total = tl.dot(value, pair, acc=total)
+            total = tl.dot(value, pairs[n], acc=total)
     recalled, inherited = tl.split(tl.sum(tl.reshape(total, (BV, 2, 4)), axis=2))
     if OF_WORDS:
         # The factor of a word left out 2**7; four equal columns were summed.

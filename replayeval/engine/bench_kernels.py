@@ -1,9 +1,12 @@
 """Decode kernels against the field's conventional ones and the card's own bandwidth, after a check of correctness."""
 
+import multiprocessing
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -13,21 +16,24 @@ from replayeval.engine.kernel_cases import (
     Clock,
     GraphClock,
     LayerSets,
-    compile_ahead,
+    candidates,
     random_slots,
     random_token,
 )
 from replayeval.engine.kernel_peers import best_peer, ceilings, check_peer, peers, relative_error
 from replayeval.errors import ConfigError, NumericsError
-from replayssm.decode import Launch, advance, decode_step, default_launch
+from replayssm.decode import Launch, advance, decode_step
 from replayssm.decode_reference import ReferenceDecoder
 from replayssm.decode_traffic import cycle_traffic, floor_seconds, state_bytes, step_traffic
 from replayssm.policy import Policy
+from replayssm.records import Recurrence
+from replayssm.slots import DecodeSlots, Mamba2Constants
 
 SCHEMA = "replayeval.bench.kernels/1"
 BATCHES = (1, 8, 32, 128, 256, 512)
 WINDOWS = (4, 8, 16, 32)
 READ_FORMATS = ("fp32", "fp16", "fp8", "int8", "mxfp8", "nvfp4", "mxfp4")
+FIRST_FORMATS = ("nvfp4", "fp8")
 WINDOW = 16
 BATCH = 256
 
@@ -53,14 +59,14 @@ class Accuracy:
         policy: State policy.
         state_error: Relative L2 error of the stored states against float64, after two flushes.
         output_error: Relative L2 error of the outputs, written in float32.
-        peer_error: That of the peer's first output.
+        launch: How the work was cut.
     """
 
     shape: str
     policy: str
     state_error: float
     output_error: float
-    peer_error: float
+    launch: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,7 @@ class KernelTiming:
         batch: Sequences.
         window: Replay window in tokens.
         launch: How the work was cut, chosen by a sweep.
+        tried: `cycle_us` of every launch of the sweep.
         cycle_us: Mean over a window whose cursors are staggered, in microseconds.
         aligned_us: Mean over a window in which all sequences flush together.
         read_us: A step that does not flush, at half a window of records.
@@ -91,6 +98,7 @@ class KernelTiming:
     batch: int
     window: int
     launch: str
+    tried: dict[str, float]
     cycle_us: float
     aligned_us: float
     read_us: float
@@ -113,7 +121,9 @@ class KernelBench:
         versions: Of torch, Triton, Python.
         ceilings: Bytes per second of streams on this card.
         accuracy: Checks passed.
+        refused: Launches that could not be compiled or were wrong, with the reason; not timed.
         peers: Fastest configuration of the field's kernel, by shape and batch.
+        left_out: Cases for which the time did not suffice.
         timings: By batch at window 16 (paper, Figure 8), by window at batch 256 (Figure 9), by read format (Figure 11).
     """
 
@@ -123,6 +133,8 @@ class KernelBench:
     accuracy: tuple[Accuracy, ...]
     peers: dict[str, str]
     timings: tuple[KernelTiming, ...]
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, with the schema."""
@@ -148,55 +160,86 @@ def bench_kernels(
     batches: Sequence[int] = BATCHES,
     windows: Sequence[int] = WINDOWS,
     read_formats: Sequence[str] = READ_FORMATS,
+    seconds: float = float("inf"),
     say: Say = lambda _: None,
 ) -> KernelBench:
     """Time decode kernels.
+
+    Launches are chosen by a sweep per shape, batch and read format. Every launch that is timed is first checked against
+    float64, in other processes, which also fills the compiler's cache; one that fails is left out and recorded.
 
     Args:
         shapes: Keys of `SHAPES`.
         batches: Batch sizes, at a window of 16.
         windows: Windows, at the largest batch up to 256.
         read_formats: Formats of separate read copies beside a float32 recurrence, at that batch and a window of 16.
+        seconds: Time limit. Cases that do not fit are recorded as left out: of the formats but nvfp4 and fp8 first,
+            then of the last batches.
         say: Told what is running.
 
     Raises:
         ConfigError: Without a CUDA device or a peer's package.
-        NumericsError: A kernel or peer is wrong; nothing was timed.
+        NumericsError: A peer is wrong, or no launch of a float32 policy is right.
     """
     require_cuda()
-    clock = GraphClock()
-    generator = torch.Generator("cuda").manual_seed(0)
-    say("measuring the bandwidth of this card")
+    started = time.monotonic()
+
+    def left() -> float:
+        return seconds - (time.monotonic() - started)
+
     speeds = ceilings()
-    say("compiling")
-    texts = [*_policies(read_formats), "conventional:fp32", *(f"shared:fp32@L={w}" for w in windows)]
-    compile_ahead([(name, text) for name in shapes for text in dict.fromkeys(texts)], max(1, (os.cpu_count() or 2) - 2))
-    say("checking all kernels against float64")
-    accuracy = [check(name, text, generator) for name in shapes for text in _policies(read_formats)]
-    timings: list[KernelTiming] = []
-    chosen: dict[str, str] = {}
     main = max((b for b in batches if b <= BATCH), default=batches[0])
-    for name in shapes:
+    base, conventional = f"shared:fp32@L={WINDOW}", "conventional:fp32"
+    texts = _policies(read_formats)
+    with Checker(max(1, min(14, (os.cpu_count() or 2) - 2)), left) as checker:
+        say("checking all kernels against float64")
+        small = [b for b in (min(batches), main) if b in batches]
+        for name in shapes:
+            checker.start(name, conventional, None)
+            for text, of in [(conventional, [main]), (base, small), *((t, [main]) for t in texts[1:])]:
+                for launch in dict.fromkeys(c for b in of for c in jobs_of(name, text, b)):
+                    checker.start(name, text, launch)
+        bench = _Bench(speeds=speeds, checker=checker, left=left, say=say)
+        checker.wait()
+        for name in shapes:
+            bench.case(name, main, [base])
+            for window in windows:
+                if window != WINDOW:
+                    checker.start(name, f"shared:fp32@L={window}", bench.chosen(name, main))
+        first = [t for t in texts[1:] if any(f"separate:{f}/" in t for f in FIRST_FORMATS)]
+        for name in shapes:
+            bench.case(name, main, first)
+        checker.wait()
+        for name in shapes:
+            bench.case(name, main, [f"shared:fp32@L={w}" for w in windows if w != WINDOW])
         for batch in batches:
-            say(f"{name}, batch {batch}")
-            case = _Case(name=name, batch=batch, clock=clock, generator=generator, speeds=speeds)
-            chosen[f"{name}, batch {batch}"] = case.conventional()
-            texts = [f"shared:fp32@L={w}" for w in (windows if batch == main else (WINDOW,))]
-            if batch == main:
-                texts += _policies(read_formats)[1:]
-            timings += [case.time(Policy.parse(text)) for text in texts]
-    return KernelBench(
-        device=torch.cuda.get_device_name(),
-        versions={"torch": torch.__version__, "triton": _version("triton"), "python": platform.python_version()},
-        ceilings=speeds,
-        accuracy=tuple(accuracy),
-        peers=chosen,
-        timings=tuple(timings),
-    )
+            for name in shapes:
+                if batch != main:
+                    bench.case(name, batch, [base])
+        for name in shapes:
+            bench.case(name, main, [t for t in texts[1:] if t not in first])
+        return KernelBench(
+            device=torch.cuda.get_device_name(),
+            versions={"torch": torch.__version__, "triton": _version("triton"), "python": platform.python_version()},
+            ceilings=speeds,
+            accuracy=tuple(checker.passed.values()),
+            refused=checker.refused,
+            peers=bench.peers,
+            timings=tuple(bench.timings),
+            left_out=tuple(bench.left_out),
+        )
 
 
-def check(name: str, text: str, generator: torch.Generator, *, batch: int = 4, steps: int | None = None) -> Accuracy:
-    """Check a policy on a layer, with staggered cursors and a padded row, and the peer's first configuration.
+def check(
+    name: str,
+    text: str,
+    generator: torch.Generator,
+    *,
+    batch: int = 4,
+    steps: int | None = None,
+    launch: Launch | None = None,
+) -> Accuracy:
+    """Check a policy on a layer, with staggered cursors and a padded row.
 
     Args:
         name: Key of `SHAPES`.
@@ -204,6 +247,7 @@ def check(name: str, text: str, generator: torch.Generator, *, batch: int = 4, s
         generator: Source of states and tokens; its device is where everything runs.
         batch: Slots; one more row is padding.
         steps: Tokens; by default two windows of a float32 policy, and one flush of every slot of another.
+        launch: How the work is cut; by default as for so few slots.
 
     Raises:
         NumericsError: An error is above its limit.
@@ -219,7 +263,7 @@ def check(name: str, text: str, generator: torch.Generator, *, batch: int = 4, s
         token = random_token(shape, batch + 1, torch.bfloat16, generator)
         out = torch.zeros_like(token.value, dtype=torch.float32)
         chosen = torch.tensor(index, dtype=torch.int32, device=device)
-        decode_step(slots, cursors, token, chosen, out=out)
+        decode_step(slots, cursors, token, chosen, out=out, launch=launch)
         advance(cursors, chosen, window=policy.window_tokens)
         expected = reference.step(token, index)
         wrong += float((out.double() - expected).square().sum())
@@ -240,17 +284,143 @@ def check(name: str, text: str, generator: torch.Generator, *, batch: int = 4, s
         policy=text,
         state_error=state_error,
         output_error=output_error,
-        peer_error=_check_peers(name, generator),
+        launch=str(launch),
     )
 
 
-def _check_peers(name: str, generator: torch.Generator) -> float:
+def check_peers(name: str, generator: torch.Generator) -> Accuracy:
+    """Check the peer of a layer: its first configuration against float64, after which all of them have run.
+
+    Raises:
+        NumericsError: It is wrong.
+    """
     shape = SHAPES[name]
     slots, _ = random_slots(shape, Policy.parse("conventional:fp32"), 2, torch.bfloat16, generator)
     token = random_token(shape, 2, torch.bfloat16, generator)
     expected = ReferenceDecoder(slots, tokens=[0, 0]).step(token, [0, 1])
-    first = next(peers(shape.recurrence))
-    return check_peer(first, slots, token, expected, OUTPUT_LIMIT)
+    every = list(peers(shape.recurrence))
+    error = check_peer(every[0], slots, token, expected, OUTPUT_LIMIT)
+    for peer in every[1:] if generator.device.type == "cuda" else []:
+        peer.run(slots, token, slots.copies[0].payload, torch.empty_like(token.value))
+    return Accuracy(shape=name, policy=every[0].name, state_error=0.0, output_error=error, launch="")
+
+
+Check = tuple[str, str, Launch | None]
+"""Shape, policy, launch; None for the peers of the shape."""
+
+
+def jobs_of(name: str, text: str, batch: int) -> list[Launch]:
+    """The launches that are tried for a policy at a batch."""
+    shape = SHAPES[name]
+    constants = None
+    if shape.recurrence is Recurrence.MAMBA2:
+        nothing = torch.empty(shape.heads, device="meta")
+        constants = Mamba2Constants(decay_rate=nothing, dt_bias=nothing, skip=nothing)
+    return candidates(DecodeSlots(shape, Policy.parse(text), slots=1, constants=constants, device="meta"), batch)
+
+
+class Checker:
+    """Checks launches in processes of their own; a context manager.
+
+    Args:
+        workers: Processes.
+        left: Seconds that are left; checks are waited for while there are some.
+
+    Attributes:
+        passed: What was found.
+        refused: Why a launch must not be timed.
+    """
+
+    def __init__(self, workers: int, left: Callable[[], float]) -> None:
+        self._pool = ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn"))
+        self._left = left
+        self._running: dict[Check, Future[Accuracy]] = {}
+        self.passed: dict[Check, Accuracy] = {}
+        self.refused: dict[str, str] = {}
+
+    def __enter__(self) -> "Checker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def start(self, name: str, text: str, launch: Launch | None) -> None:
+        """Begin a check."""
+        self._running[name, text, launch] = self._pool.submit(_checked, (name, text, launch))
+
+    def wait(self) -> None:
+        """Wait for all that were begun.
+
+        Raises:
+            NumericsError: A peer is wrong.
+            ConfigError: A peer is missing.
+        """
+        wait(self._running.values(), timeout=max(0.0, min(self._left(), 1e6)))
+        for key, future in self._running.items():
+            if not future.done():
+                self.refused[str(key)] = "not checked in time"
+                continue
+            error = future.exception()
+            if error is None:
+                self.passed[key] = future.result()
+            elif key[2] is None:
+                raise error
+            else:
+                self.refused[str(key)] = f"{type(error).__name__}: {str(error)[:300]}"
+        self._running.clear()
+
+
+def _checked(key: Check) -> Accuracy:
+    name, text, launch = key
+    generator = torch.Generator("cuda").manual_seed(0)
+    if launch is None:
+        return check_peers(name, generator)
+    return check(name, text, generator, launch=launch)
+
+
+class _Bench:
+    """Timings, case by case, while there is time."""
+
+    def __init__(self, *, speeds: dict[str, float], checker: Checker, left: Callable[[], float], say: Say) -> None:
+        self._speeds, self._checker, self._left, self._say = speeds, checker, left, say
+        self._clock = GraphClock(repeats=10)
+        self._generator = torch.Generator("cuda").manual_seed(0)
+        self._cases: dict[tuple[str, int], _Case] = {}
+        self.timings: list[KernelTiming] = []
+        self.peers: dict[str, str] = {}
+        self.left_out: list[str] = []
+
+    def chosen(self, name: str, batch: int) -> Launch:
+        """The launch that suits the float32 policy of a layer at a batch."""
+        return self._cases[name, batch].launch
+
+    def case(self, name: str, batch: int, texts: Sequence[str]) -> None:
+        """Time policies on a layer at a batch, and first of all the conventional kernels.
+
+        Raises:
+            NumericsError: No launch of a float32 policy is right.
+        """
+        for text in texts:
+            if self._left() < 6:
+                self.left_out.append(f"{name}, batch {batch}, {text}")
+                continue
+            case = self._cases.get((name, batch))
+            if case is None:
+                case = _Case(name=name, batch=batch, clock=self._clock, generator=self._generator, speeds=self._speeds)
+                self._cases[name, batch] = case
+                self.peers[f"{name}, batch {batch}"] = case.conventional()
+            right = {launch for n, t, launch in self._checker.passed if launch and (n, t) == (name, text)}
+            if not right:
+                if text == f"shared:fp32@L={WINDOW}":
+                    raise NumericsError(f"{name}, {text}: no launch is right: {self._checker.refused}")
+                self.left_out.append(f"{name}, batch {batch}, {text}: no launch was checked")
+                continue
+            timing = case.time(Policy.parse(text), right)
+            self.timings.append(timing)
+            self._say(
+                f"{name}, batch {batch}, {text}: cycle {timing.cycle_us:.1f} (floor {timing.floor_us:.1f}, "
+                f"conventional {timing.conventional_us:.1f}), read {timing.read_us:.1f}, flush {timing.flush_us:.1f} us"
+            )
 
 
 class _Case:
@@ -268,6 +438,17 @@ class _Case:
         self._launch: Launch | None = None
         self._peer_seconds = self._own_seconds = float("nan")
 
+    @property
+    def launch(self) -> Launch:
+        """That of the first float32 policy.
+
+        Raises:
+            ValueError: None was timed.
+        """
+        if self._launch is None:
+            raise ValueError("expected a float32 policy to have been timed first")
+        return self._launch
+
     def conventional(self) -> str:
         """Time the field's kernel and this project's with a window of one; returns the peer's best configuration."""
         policy = Policy.parse("conventional:fp32")
@@ -276,25 +457,32 @@ class _Case:
         self._own_seconds = min(sets.cycle_seconds(self._clock, c, staggered=False) for c in sets.candidates())
         return f"{peer.name}: {peer.configuration}"
 
-    def time(self, policy: Policy) -> KernelTiming:
-        """Time a replay policy; float32 ones share the launch that suits the first of them, others choose their own."""
+    def time(self, policy: Policy, right: set[Launch] | None = None) -> KernelTiming:
+        """Time a replay policy; float32 ones share the launch that suits the first of them, others choose their own.
+
+        Args:
+            policy: The policy.
+            right: Launches that have been checked; by default all are taken for right.
+        """
         sets = self._sets(policy)
         window = policy.window_tokens
         if self._launch is None or not policy.is_lossless:
-            launch = min(sets.candidates(), key=lambda c: sets.cycle_seconds(self._clock, c, staggered=True))
-            launch = launch or default_launch(sets.slots[0], self._batch)
+            tried = [c for c in sets.candidates() if right is None or c in right]
         else:
-            launch = self._launch
+            tried = [self._launch]
+        found = {c: sets.cycle_seconds(self._clock, c, staggered=True) for c in tried}
+        launch = min(found, key=lambda c: found[c])
+        cycle = found[launch]
         if policy.is_lossless:
             self._launch = launch
         middle = window // 2
-        cycle = sets.cycle_seconds(self._clock, launch, staggered=True)
         return KernelTiming(
             shape=self._name,
             policy=str(policy),
             batch=self._batch,
             window=window,
             launch=str(launch),
+            tried={str(c): 1e6 * x for c, x in found.items()},
             cycle_us=1e6 * cycle,
             aligned_us=1e6 * sets.cycle_seconds(self._clock, launch, staggered=False),
             read_us=1e6 * sets.step_seconds(self._clock, launch, [middle]),

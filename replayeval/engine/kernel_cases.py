@@ -1,10 +1,7 @@
 """What `replayeval bench kernels` runs: the layers of the paper's models, random tokens for them, and a clock."""
 
-import importlib
-import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor
 
 from replayssm.decode import DecodeToken, Launch, PreparedStep, advance, default_launch, prepare_step
-from replayssm.formats.triton_format import block
+from replayssm.formats.triton_format import ElementCode, ScaleCode
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape, Mamba2Constants
@@ -112,6 +109,46 @@ def random_slots(
     return made, cursors
 
 
+FEW = 64
+"""Up to this batch, launches meant for many sequences compete with those meant for few."""
+
+
+def candidates(slots: DecodeSlots, batch: int) -> list[Launch]:
+    """Launch configurations to choose from, the default first."""
+    found = _around(slots, default_launch(slots, batch))
+    if 1 < batch <= FEW and slots.policy.window_tokens > 1:
+        found += _around(slots, default_launch(slots, 1)) + _around(slots, default_launch(slots, 1 << 20))
+    return list(dict.fromkeys(found))
+
+
+def _around(slots: DecodeSlots, default: Launch) -> list[Launch]:
+    """Cuts (rows, warps, registers, stages) that other cards and shapes may prefer to the default."""
+    d_v, read = slots.shape.d_v, slots.copies[-1]
+    cuts: list[tuple[int, int, int | None, int]]
+    if read.format.is_scaled:
+        cuts = [(64, 2, 128, 3)]
+        if read.kernel.element in (ElementCode.E4M3, ElementCode.E2M1) and read.kernel.scale is not ScaleCode.E8M0:
+            cuts += [(16, 1, 128, 3), (32, 1, 128, 2), (32, 2, 128, 3)]
+    elif slots.separate:
+        cuts = [(32, 1, 128, 2), (16, 1, 128, 3)]
+    elif default.flush_rows is not None:
+        cuts = [(32, 4, None, 3), (32, 2, 128, 3), (32, 2, 128, 2), (32, 1, 128, 3), (32, 1, 128, 2)]
+        cuts += [(16, 4, 80, 3), (16, 2, 128, 3), (16, 2, 96, 3), (16, 1, 128, 3), (16, 1, 128, 2)]
+    else:
+        cuts = [(32, 4, None, 3), (16, 4, None, 3), (16, 2, None, 3), (16, 1, None, 3)]
+    if slots.policy.window_tokens == 1:
+        widest = max(c.kernel.tile_rows for c in slots.copies)
+        cuts = [] if any(c.kernel.whole_head for c in slots.copies) else [c for c in cuts if c[0] >= widest]
+    found = [default]
+    for rows, warps, limit, stages in cuts:
+        if d_v % rows == 0:
+            tiles = d_v // rows if default.tiles > 1 else 1
+            found.append(replace(default, rows=rows, warps=warps, registers=limit, stages=stages, tiles=tiles))
+    if default.tiles > 1 and slots.policy.is_lossless:
+        found.append(replace(default, registers=128, flush_rows=None))
+    return found
+
+
 class LayerSets:
     """The same layer several times over, so that no state is still in the cache when its turn comes again.
 
@@ -144,19 +181,9 @@ class LayerSets:
         self.index = torch.arange(batch, dtype=torch.int32, device=generator.device)
         self.out = torch.empty_like(self.token.value)
 
-    def candidates(self) -> list[Launch | None]:
-        """Launch configurations to choose from; None is the default."""
-        found: list[Launch | None] = [None]
-        slots = self.slots[0]
-        whole = block(slots.shape.d_v)
-        default = default_launch(slots, self.batch)
-        if default.flush_rows is not None:
-            cuts = [(whole, 4, 128), (64, 2, 128), (32, 1, 128)]
-            found += [replace(default, rows=r, warps=w, registers=limit) for r, w, limit in cuts if r <= whole]
-            return found
-        for rows, warps, limit in ((32, 4, None), (32, 2, None), (16, 2, None)):
-            found.append(Launch(rows=rows, warps=warps, registers=limit, eager=default.eager))
-        return found
+    def candidates(self) -> list[Launch]:
+        """Launch configurations to choose from, the default first."""
+        return candidates(self.slots[0], self.batch)
 
     def prepare(self, launch: Launch | None) -> list[PreparedStep]:
         """One step of each layer."""
@@ -190,29 +217,3 @@ class LayerSets:
                 advance(self.cursors, self.index, window=self.window)
 
         return clock.seconds(run) / (len(steps) * self.window)
-
-
-def compile_ahead(jobs: Sequence[tuple[str, str]], workers: int) -> None:
-    """Fill Triton's cache on disk: every launch of every policy, in many processes, for compilation is serial in one.
-
-    Args:
-        jobs: Names of shapes and policies.
-        workers: Processes.
-    """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
-        list(pool.map(_compile, jobs, chunksize=1))
-
-
-def _compile(job: tuple[str, str]) -> None:
-    name, text = job
-    generator = torch.Generator("cuda").manual_seed(0)
-    sets = LayerSets(SHAPES[name], Policy.parse(text), 2, generator, stored_bytes=CACHE_BYTES)
-    for batch in (2, 4096):
-        # The default launch depends on the batch, the others do not.
-        for launch in [default_launch(sets.slots[0], batch), *sets.candidates()[1:]]:
-            sets.prepare(launch)[0].run()
-    if Policy.parse(text).window_tokens == 1:
-        for peer in importlib.import_module("replayeval.engine.kernel_peers").peers(SHAPES[name].recurrence):
-            peer.run(sets.slots[0], sets.token, sets.slots[0].copies[0].payload, sets.out)
-    torch.cuda.synchronize()

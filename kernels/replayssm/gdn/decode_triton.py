@@ -34,7 +34,9 @@ from replayssm.decode_device import (
     matrix_products,
     read_tile,
     record_chunk,
+    record_chunks,
     store_tile,
+    vector_pairs,
 )
 from replayssm.formats.triton_bits import E2M1
 from replayssm.formats.triton_ops import SCALE_NONE
@@ -80,6 +82,88 @@ def replay_window(
     return state
 
 
+@triton.jit
+def delta_prologue(
+    key_at, key_step, query_at, query_step, now, keys_at, norms_at, decays_at, k_norm, q_norm, count, held,
+    WINDOW: tl.constexpr, LP: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr,
+    NORMALISE: tl.constexpr,
+):  # fmt: skip
+    """What all rows of a head share: weights of the records, their products with the token's key and its query, decays.
+
+    Of the decays up to this token (with channels: in chunks) comes the exponential.
+    """
+    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    record = tl.arange(0, LP)
+    past = record < count
+    weight = tl.full((LP,), 1.0, tl.float32)
+    overlaps = tl.zeros((LP, CHUNK), tl.float32)
+    similar = tl.zeros((LP, CHUNK), tl.float32)
+    gain = ()
+    if not CHANNELS:
+        if WINDOW > 1:
+            later, total = later_decays(decays_at, now, count, held, LP)
+            weight = tl.exp(later)
+            gain = tl.exp(total)
+        else:
+            gain = tl.exp(now)
+    if WINDOW > 1:
+        if NORMALISE:
+            weight = weight * tl.load(norms_at + record, mask=record < held, other=0.0)
+        weight = tl.where(past, weight, 0.0)
+    for c in tl.static_range(BK // CHUNK):
+        if WINDOW > 1:
+            present = now[c].to(tl.float32) if CHANNELS else now
+            loaded = count if CHANNELS else held
+            one = record_chunk(keys_at, decays_at, present, record, loaded, c, DK, BK, CHANNELS)
+            if CHANNELS:
+                where = record[:, None] * DK + (c * CHUNK + tl.arange(0, CHUNK))[None, :]
+                inside = past[:, None] & (c * CHUNK + tl.arange(0, CHUNK) < DK)[None, :]
+                passed = present + tl.sum(tl.load(decays_at + where, mask=inside, other=0.0), axis=0)
+                gain = gain + (tl.exp(passed),)
+            one = one.to(tl.float32)
+            overlaps += one * chunk(key_at, key_step, c, DK, BK).to(tl.float32)[None, :]
+            similar += one * chunk(query_at, query_step, c, DK, BK).to(tl.float32)[None, :]
+        elif CHANNELS:
+            gain = gain + (tl.exp(now[c].to(tl.float32)),)
+    overlap = tl.where(past, tl.sum(overlaps, axis=1) * (weight * k_norm), 0.0)
+    score = tl.where(past, tl.sum(similar, axis=1) * (weight * q_norm), 0.0)
+    return weight, overlap, score, gain
+
+
+@triton.jit
+def delta_vectors(
+    key_at, key_step, query_at, query_step, decay_at, decay_step, decays_at, gain, count,
+    LP: tl.constexpr, WINDOW: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr,
+    ELEMENT: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The token's key and its query as tiles of this form meet them, decayed where each channel has its own decay."""
+    if FORM == MATRIX:
+        pairs = vector_pairs(key_at, key_step, query_at, query_step, DK, BK, ELEMENT)
+        return pairs, pairs
+    elif FORM == WIDE:
+        ahead = chunks(key_at, key_step, DK, BK)
+        asked = chunks(query_at, query_step, DK, BK)
+        if CHANNELS:
+            return multiplied(ahead, gain, BK), multiplied(asked, gain, BK)
+        else:
+            return ahead, asked
+    else:
+        channel = tl.arange(0, BK)
+        real = channel < DK
+        ahead = fetch(key_at + channel * key_step, real, BK != DK).to(tl.float32)
+        asked = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
+        if CHANNELS:
+            passed = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
+            if WINDOW > 1:
+                record = tl.arange(0, LP)
+                where = decays_at + record[:, None] * DK + channel[None, :]
+                inside = (record < count)[:, None] & real[None, :]
+                passed += tl.sum(tl.load(where, mask=inside, other=0.0), axis=0)
+            ahead = ahead * tl.exp(passed)
+            asked = asked * tl.exp(passed)
+        return ahead, asked
+
+
 @triton.jit(do_not_specialize=["count_rows"])
 def delta_decode_kernel(
     query, key, value, log_decay, beta, out, slot_index, cursors, tokens, sequences, philox,
@@ -91,7 +175,7 @@ def delta_decode_kernel(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     WINDOW: tl.constexpr, LP: tl.constexpr, SEPARATE: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
     BV: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr,
-    EAGER: tl.constexpr,
+    EAGER: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
     READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP: tl.constexpr,
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
@@ -101,8 +185,10 @@ def delta_decode_kernel(
     PACKED: tl.constexpr = READ_ELEMENT == E2M1
     READ_WIDTH: tl.constexpr = DK // 2 if PACKED else DK
     WIDTH: tl.constexpr = DK // 2 if ELEMENT == E2M1 else DK
+    WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
     READS: tl.constexpr = STEPS != FLUSHES_ONLY or not SEPARATE
-    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    OUTPUTS: tl.constexpr = WINDOW > 1 and STEPS != FLUSHES_ONLY
+    FOLDS: tl.constexpr = not SEPARATE and STEPS != READS_ONLY
     REPLAYS: tl.constexpr = SEPARATE and STEPS != READS_ONLY
     first_item = tl.program_id(0)
     items = first_item + 1
@@ -118,20 +204,39 @@ def delta_decode_kernel(
         if STEPS == FLUSHES_ONLY:
             row = tl.sum(tl.where(place == row + 1, tl.arange(0, ROWS), 0), axis=0).to(tl.int64)
         slot = tl.load(slot_index + row).to(tl.int64)
+        # Everything that does not depend on the slot sets out beside it.
+        of_key = head // (HEADS // KEY_HEADS)
+        query_at = query + row * query_row + of_key * query_head
+        key_at = key + row * key_row + of_key * key_head
+        q_norm = scale
+        k_norm = 1.0
+        if NORMALISE:
+            q_square = inner_product(query_at, query_step, query_at, query_step, DK, BK)
+            k_square = inner_product(key_at, key_step, key_at, key_step, DK, BK)
+            q_norm = scale * tl.div_rn(1.0, tl.sqrt_rn(q_square + epsilon))
+            k_norm = tl.div_rn(1.0, tl.sqrt_rn(k_square + epsilon))
+        own_score = inner_product(query_at, query_step, key_at, key_step, DK, BK) * (q_norm * k_norm)
+        strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
+        decay_at = log_decay + row * decay_row + head * decay_head
+        if CHANNELS:
+            now = chunks(decay_at, decay_step, DK, BK)
+        else:
+            now = tl.load(decay_at).to(tl.float32)
+        value_at = value + row * value_row + head * value_head
+        out_at = out + row * out_row + head * out_head
         if slot >= 0:
-            of_key = head // (HEADS // KEY_HEADS)
             at = slot * HEADS + head
+            words_at = read_words + at * (DV * WORD_WIDTH)
             read_at = read_payload + at * (DV * READ_WIDTH)
-            WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
             read_scales_at = read_scales + at * READ_SCALES
             of_head = read_head_scales + at
-            rows = split * BV + tl.arange(0, BV)
-            there = rows < DV
-            # Its address is known before the cursor is: the state sets out before everything else.
-            if READS:
-                codes, stored = fetch_tile(
-                    read_words + at * (DV * WORD_WIDTH), read_scales_at, rows, there, MASKED, DK, BK, READ_GROUP,
-                    READ_SCALE, READ_TILE_ROWS, PACKED, WORDS, FORM,
+            main_at = payload + at * (DV * WIDTH)
+            if READS and TILES == 1:
+                # Its address is known before the cursor is: a single tile sets out before everything else.
+                only_rows = split * BV + tl.arange(0, BV)
+                only_codes, only_scales = fetch_tile(
+                    words_at, read_scales_at, only_rows, only_rows < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE,
+                    READ_TILE_ROWS, PACKED, WORDS, FORM,
                 )  # fmt: skip
             count = 0
             if WINDOW > 1:
@@ -139,34 +244,13 @@ def delta_decode_kernel(
             flush = count == WINDOW - 1
             # Loads of records that do not wait for the cursor: more bytes, and one trip to memory less.
             held = WINDOW if EAGER else count
-
-            channel = tl.arange(0, BK)
-            real = channel < DK
-            query_at = query + row * query_row + of_key * query_head
-            key_at = key + row * key_row + of_key * key_head
-            q_norm = scale
-            k_norm = 1.0
-            if NORMALISE:
-                q_square = inner_product(query_at, query_step, query_at, query_step, DK, BK)
-                k_square = inner_product(key_at, key_step, key_at, key_step, DK, BK)
-                q_norm = scale * tl.div_rn(1.0, tl.sqrt_rn(q_square + epsilon))
-                k_norm = tl.div_rn(1.0, tl.sqrt_rn(k_square + epsilon))
-            strength = tl.load(beta + row * beta_row + head * beta_head).to(tl.float32)
-            decay_at = log_decay + row * decay_row + head * decay_head
-            if CHANNELS:
-                now = chunks(decay_at, decay_step, DK, BK)
-                decays_at = decay_records + at * (WINDOW * DK)
-            else:
-                now = tl.load(decay_at).to(tl.float32)
-                decays_at = decay_records + at * WINDOW
             keys_at = key_records + (slot * KEY_HEADS + of_key) * (WINDOW * DK)
             norms_at = norm_records + (slot * KEY_HEADS + of_key) * WINDOW
-            raw_value = fetch(value + row * value_row + head * value_head + rows * value_step, there, MASKED)
-            v = raw_value.to(tl.float32)
-            out_at = out + row * out_row + head * out_head + rows * out_step
+            decays_at = decay_records + at * (WINDOW * DK if CHANNELS else WINDOW)
             writes_at = write_records + at * (WINDOW * DV)
             values_at = value_records + at * (WINDOW * DV)
             betas_at = beta_records + at * WINDOW
+            record = tl.arange(0, LP)
 
             # A flush of a separate checkpoint looks at nothing but the copy that carries the recurrence.
             if READS:
@@ -174,145 +258,128 @@ def delta_decode_kernel(
                 if SEPARATE or STEPS == READS_ONLY:
                     through = count != WINDOW - 1
                 if through:
-                    # What each record contributes to this token: `overlap` along its key, `scores` along its query.
-                    record = tl.arange(0, LP)
-                    past = record < count
-                    weight = tl.full((LP,), 1.0, tl.float32)
-                    if WINDOW > 1:
-                        written = (record < held)[:, None] & there[None, :]
-                        u = tl.load(writes_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0)
-                        u = tl.where(past[:, None], u, 0.0)
-                        overlaps = tl.zeros((LP, CHUNK), tl.float32)
-                        similar = tl.zeros((LP, CHUNK), tl.float32)
-                        if not CHANNELS:
-                            later, total = later_decays(decays_at, now, count, held, LP)
-                            weight = tl.exp(later)
-                            gain = tl.exp(total)
-                        if NORMALISE:
-                            weight = weight * tl.load(norms_at + record, mask=record < held, other=0.0)
-                        weight = tl.where(past, weight, 0.0)
-                    elif not CHANNELS:
-                        gain = tl.exp(now)
-                    gains = ()
-                    for c in tl.static_range(BK // CHUNK):
-                        if WINDOW > 1:
-                            present = now[c].to(tl.float32) if CHANNELS else now
-                            loaded = count if CHANNELS else held
-                            one = record_chunk(keys_at, decays_at, present, record, loaded, c, DK, BK, CHANNELS)
+                    weight, overlap, score, gain = delta_prologue(
+                        key_at, key_step, query_at, query_step, now, keys_at, norms_at, decays_at, k_norm, q_norm,
+                        count, held, WINDOW, LP, DK, BK, CHANNELS, NORMALISE,
+                    )  # fmt: skip
+                    ahead, asked = delta_vectors(
+                        key_at, key_step, query_at, query_step, decay_at, decay_step, decays_at, gain, count, LP,
+                        WINDOW, DK, BK, CHANNELS, READ_ELEMENT, FORM,
+                    )  # fmt: skip
+                    # Steps that only read, then those that flush, in loops of their own: a flush needs more registers.
+                    for phase in tl.static_range(2):
+                        if (OUTPUTS and phase == 0) or (FOLDS and phase == 1):
+                            wanted = flush if phase == 1 else count < WINDOW - 1
+                            if wanted:
+                                if phase == 1:
+                                    own_key = chunks(key_at, key_step, DK, BK)
+                                    if WINDOW > 1:
+                                        fold_keys = record_chunks(
+                                            keys_at, decays_at, now, record, count, DK, BK, CHANNELS
+                                        )
+                                for t in tl.range(0, TILES, num_stages=STAGES):
+                                    rows = (split * TILES + t) * BV + tl.arange(0, BV)
+                                    there = rows < DV
+                                    if TILES == 1:
+                                        codes, stored = only_codes, only_scales
+                                    else:
+                                        codes, stored = fetch_tile(
+                                            words_at, read_scales_at, rows, there, MASKED, DK, BK, READ_GROUP,
+                                            READ_SCALE, READ_TILE_ROWS, PACKED, WORDS, FORM,
+                                        )  # fmt: skip
+                                    raw_value = fetch(value_at + rows * value_step, there, MASKED)
+                                    if WINDOW > 1:
+                                        written = (record < held)[:, None] & there[None, :]
+                                        where = writes_at + record[:, None] * DV + rows[None, :]
+                                        u = tl.load(where, mask=written, other=0.0)
+                                        u = tl.where((record < count)[:, None], u, 0.0)
+                                    if FORM == MATRIX:
+                                        recalled, y = matrix_products(
+                                            codes, stored, of_head, ahead, BK, READ_ELEMENT, READ_SCALE, INTERPRETED
+                                        )
+                                    else:
+                                        recalled = read_tile(
+                                            codes, stored, of_head, ahead, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS,
+                                            FORM,
+                                        )  # fmt: skip
+                                        y = read_tile(
+                                            codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS,
+                                            FORM,
+                                        )  # fmt: skip
+                                    recalled = recalled * (k_norm if CHANNELS else k_norm * gain)
+                                    y = y * (q_norm if CHANNELS else q_norm * gain)
+                                    if WINDOW > 1:
+                                        recalled += tl.sum(u * overlap[:, None], axis=0)
+                                        y += tl.sum(u * score[:, None], axis=0)
+                                    write = strength * (raw_value.to(tl.float32) - recalled)
+                                    y += own_score * write
+                                    tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
+                                    if phase == 0:
+                                        tl.store(writes_at + count * DV + rows, write, mask=there)
+                                        if SEPARATE:
+                                            tl.store(values_at + count * DV + rows, raw_value, mask=there)
+                                    else:
+                                        if FORM != WIDE or READ_SCALE != SCALE_NONE:
+                                            before = load_tile(
+                                                read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK,
+                                                READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                                            )  # fmt: skip
+                                        else:
+                                            before = decoded(codes, READ_ELEMENT, BK)
+                                        folded_state = fold_window(
+                                            before, gain, write, own_key, k_norm,
+                                            u * weight[:, None] if WINDOW > 1 else 0.0,
+                                            fold_keys if WINDOW > 1 else (), WINDOW, BK, CHANNELS, INTERPRETED,
+                                        )  # fmt: skip
+                                        store_tile(
+                                            folded_state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
+                                            main_at, scales + at * SCALES, head_scales + at, divisor, head, rows,
+                                            there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                                        )  # fmt: skip
+                    if OUTPUTS and split == 0:
+                        if count < WINDOW - 1:
+                            channel = tl.arange(0, BK)
+                            real = channel < DK
                             if CHANNELS:
-                                where = record[:, None] * DK + (c * CHUNK + tl.arange(0, CHUNK))[None, :]
-                                inside = past[:, None] & (c * CHUNK + tl.arange(0, CHUNK) < DK)[None, :]
-                                passed = present + tl.sum(tl.load(decays_at + where, mask=inside, other=0.0), axis=0)
-                                gains = gains + (tl.exp(passed),)
-                            one = one.to(tl.float32)
-                            overlaps += one * chunk(key_at, key_step, c, DK, BK).to(tl.float32)[None, :]
-                            similar += one * chunk(query_at, query_step, c, DK, BK).to(tl.float32)[None, :]
-                        elif CHANNELS:
-                            gains = gains + (tl.exp(now[c].to(tl.float32)),)
-                    if FORM == MATRIX:
-                        recalled, y = matrix_products(
-                            codes, stored, of_head, key_at, query_at, key_step, query_step, DK, BK, READ_ELEMENT,
-                            READ_SCALE, INTERPRETED,
-                        )  # fmt: skip
-                    elif FORM == WIDE:
-                        ahead = chunks(key_at, key_step, DK, BK)
-                        asked = chunks(query_at, query_step, DK, BK)
-                        if CHANNELS:
-                            ahead = multiplied(ahead, gains, BK)
-                            asked = multiplied(asked, gains, BK)
-                        recalled = read_tile(
-                            codes, stored, of_head, ahead, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM
-                        )
-                        y = read_tile(codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
-                    else:
-                        ahead = fetch(key_at + channel * key_step, real, BK != DK).to(tl.float32)
-                        asked = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
-                        if CHANNELS:
-                            passed = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
-                            if WINDOW > 1:
-                                where = decays_at + record[:, None] * DK + channel[None, :]
-                                inside = past[:, None] & real[None, :]
-                                passed += tl.sum(tl.load(where, mask=inside, other=0.0), axis=0)
-                            ahead = ahead * tl.exp(passed)
-                            asked = asked * tl.exp(passed)
-                        recalled = read_tile(
-                            codes, stored, of_head, ahead, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM
-                        )
-                        y = read_tile(codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
-                    if CHANNELS:
-                        recalled = recalled * k_norm
-                        y = y * q_norm
-                    else:
-                        recalled = recalled * (k_norm * gain)
-                        y = y * (q_norm * gain)
-                    if WINDOW > 1:
-                        overlap = tl.where(past, tl.sum(overlaps, axis=1) * (weight * k_norm), 0.0)
-                        score = tl.where(past, tl.sum(similar, axis=1) * (weight * q_norm), 0.0)
-                        recalled += tl.sum(u * overlap[:, None], axis=0)
-                        y += tl.sum(u * score[:, None], axis=0)
-                    write = strength * (v - recalled)
-                    y += (inner_product(query_at, query_step, key_at, key_step, DK, BK) * (q_norm * k_norm)) * write
-                    tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
-                    if not SEPARATE and STEPS != READS_ONLY:
-                        if flush:
-                            if FORM != WIDE or READ_SCALE != SCALE_NONE:
-                                before = load_tile(
-                                    read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT,
-                                    READ_SCALE, READ_TILE_ROWS, READ_GROUP,
-                                )  # fmt: skip
+                                own = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
+                                tl.store(decays_at + count * DK + channel, own, mask=real)
                             else:
-                                before = decoded(codes, READ_ELEMENT, BK)
-                            state = fold_window(
-                                before, gains if CHANNELS else gain, write, key_at, key_step, k_norm, weight,
-                                writes_at, keys_at, decays_at, now, rows, there, count, WINDOW, LP, DV, DK, BK,
-                                CHANNELS, INTERPRETED,
-                            )  # fmt: skip
-                            store_tile(
-                                state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
-                                payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head,
-                                rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
-                            )  # fmt: skip
-                    if WINDOW > 1:
-                        if not flush:
-                            tl.store(writes_at + count * DV + rows, write, mask=there)
+                                tl.store(decays_at + count, now)
                             if SEPARATE:
-                                tl.store(values_at + count * DV + rows, raw_value, mask=there)
-                            if split == 0:
-                                if CHANNELS:
-                                    own = fetch(decay_at + channel * decay_step, real, BK != DK).to(tl.float32)
-                                    tl.store(decays_at + count * DK + channel, own, mask=real)
-                                else:
-                                    tl.store(decays_at + count, now)
-                                if SEPARATE:
-                                    tl.store(betas_at + count, strength)
-                                if head % (HEADS // KEY_HEADS) == 0:
-                                    own_key = fetch(key_at + channel * key_step, real, BK != DK)
-                                    tl.store(keys_at + count * DK + channel, own_key, mask=real)
-                                    if NORMALISE:
-                                        tl.store(norms_at + count, k_norm)
+                                tl.store(betas_at + count, strength)
+                            if head % (HEADS // KEY_HEADS) == 0:
+                                kept_key = fetch(key_at + channel * key_step, real, BK != DK)
+                                tl.store(keys_at + count * DK + channel, kept_key, mask=real)
+                                if NORMALISE:
+                                    tl.store(norms_at + count, k_norm)
             if REPLAYS:
                 if flush:
-                    state = load_tile(
-                        payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK,
-                        BK, ELEMENT, SCALE, TILE_ROWS, GROUP,
-                    )  # fmt: skip
-                    state = replay_window(
-                        state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV, DK, BK,
-                        MASKED, CHANNELS, NORMALISE,
-                    )  # fmt: skip
-                    own_key = chunks(key_at, key_step, DK, BK)
-                    state = delta_token(state, v, strength, now, own_key, k_norm, BK, CHANNELS)
-                    y = chunk_product(state, chunks(query_at, query_step, DK, BK), BK) * q_norm
-                    tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
-                    token = tl.load(tokens + slot)
-                    sequence = tl.load(sequences + slot)
-                    store_tile(
-                        state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
-                        there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
-                        READ_STOCHASTIC,
-                    )  # fmt: skip
-                    store_tile(
-                        state, philox, sequence, token, payload + at * (DV * WIDTH), scales + at * SCALES,
-                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS,
-                        GROUP, STOCHASTIC,
-                    )  # fmt: skip
+                    for t in tl.range(0, TILES, num_stages=1):
+                        rows = (split * TILES + t) * BV + tl.arange(0, BV)
+                        there = rows < DV
+                        state = load_tile(
+                            main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
+                            SCALE, TILE_ROWS, GROUP,
+                        )  # fmt: skip
+                        replayed = replay_window(
+                            state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV, DK, BK,
+                            MASKED, CHANNELS, NORMALISE,
+                        )  # fmt: skip
+                        raw_value = fetch(value_at + rows * value_step, there, MASKED)
+                        new_key = chunks(key_at, key_step, DK, BK)
+                        after = delta_token(
+                            replayed, raw_value.to(tl.float32), strength, now, new_key, k_norm, BK, CHANNELS
+                        )
+                        y = chunk_product(after, chunks(query_at, query_step, DK, BK), BK) * q_norm
+                        tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
+                        token = tl.load(tokens + slot)
+                        sequence = tl.load(sequences + slot)
+                        store_tile(
+                            after, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
+                            there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                            READ_STOCHASTIC,
+                        )  # fmt: skip
+                        store_tile(
+                            after, philox, sequence, token, main_at, scales + at * SCALES, head_scales + at, divisor,
+                            head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                        )  # fmt: skip

@@ -31,7 +31,9 @@ from replayssm.decode_device import (
     matrix_products,
     read_tile,
     record_chunk,
+    record_chunks,
     store_tile,
+    vector_pairs,
 )
 from replayssm.formats.triton_bits import E2M1
 from replayssm.formats.triton_ops import SCALE_NONE
@@ -48,7 +50,7 @@ def mamba2_decode_kernel(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     WINDOW: tl.constexpr, LP: tl.constexpr, SEPARATE: tl.constexpr,
     BV: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr,
-    EAGER: tl.constexpr,
+    EAGER: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
     READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP: tl.constexpr,
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
@@ -58,9 +60,12 @@ def mamba2_decode_kernel(
     PACKED: tl.constexpr = READ_ELEMENT == E2M1
     READ_WIDTH: tl.constexpr = DK // 2 if PACKED else DK
     WIDTH: tl.constexpr = DK // 2 if ELEMENT == E2M1 else DK
+    WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
     READS: tl.constexpr = STEPS != FLUSHES_ONLY or not SEPARATE
-    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    OUTPUTS: tl.constexpr = WINDOW > 1 and STEPS != FLUSHES_ONLY
+    FOLDS: tl.constexpr = not SEPARATE and STEPS != READS_ONLY
     REPLAYS: tl.constexpr = SEPARATE and STEPS != READS_ONLY
+    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
     first_item = tl.program_id(0)
     items = first_item + 1
     if STEPS == FLUSHES_ONLY:
@@ -75,20 +80,36 @@ def mamba2_decode_kernel(
         if STEPS == FLUSHES_ONLY:
             row = tl.sum(tl.where(place == row + 1, tl.arange(0, ROWS), 0), axis=0).to(tl.int64)
         slot = tl.load(slot_index + row).to(tl.int64)
+        # Everything that does not depend on the slot sets out beside it.
+        of_key = head // (HEADS // KEY_HEADS)
+        query_at = query + row * query_row + of_key * query_head
+        key_at = key + row * key_row + of_key * key_head
+        step = tl.load(dt + row * dt_row + head * dt_head).to(tl.float32) + tl.load(dt_bias + head)
+        # softplus; beyond 20 it is the identity to float32. log(1 + e) by its ratio form.
+        grown = tl.exp(tl.minimum(step, 20.0))
+        sum_ = 1.0 + grown
+        # Kahan's log1p: the rounding of 1 + e is divided out again.
+        soft = tl.where(sum_ == 1.0, grown, tl.log(sum_) * tl.div_rn(grown, tl.where(sum_ == 1.0, 1.0, sum_ - 1.0)))
+        step = tl.where(step > 20.0, step, soft)
+        step = tl.minimum(tl.maximum(step, smallest_step), largest_step)
+        now = step * tl.load(decay_rate + head)
+        kept = tl.load(skip + head)
+        own_score = inner_product(query_at, query_step, key_at, key_step, DK, BK) * step + kept
+        value_at = value + row * value_row + head * value_head
+        out_at = out + row * out_row + head * out_head
         if slot >= 0:
-            of_key = head // (HEADS // KEY_HEADS)
             at = slot * HEADS + head
+            words_at = read_words + at * (DV * WORD_WIDTH)
             read_at = read_payload + at * (DV * READ_WIDTH)
-            WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
             read_scales_at = read_scales + at * READ_SCALES
             of_head = read_head_scales + at
-            rows = split * BV + tl.arange(0, BV)
-            there = rows < DV
-            # Its address is known before the cursor is: the state sets out before everything else.
-            if READS:
-                codes, stored = fetch_tile(
-                    read_words + at * (DV * WORD_WIDTH), read_scales_at, rows, there, MASKED, DK, BK, READ_GROUP,
-                    READ_SCALE, READ_TILE_ROWS, PACKED, WORDS, FORM,
+            main_at = payload + at * (DV * WIDTH)
+            if READS and TILES == 1:
+                # Its address is known before the cursor is: a single tile sets out before everything else.
+                only_rows = split * BV + tl.arange(0, BV)
+                only_codes, only_scales = fetch_tile(
+                    words_at, read_scales_at, only_rows, only_rows < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE,
+                    READ_TILE_ROWS, PACKED, WORDS, FORM,
                 )  # fmt: skip
             count = 0
             if WINDOW > 1:
@@ -96,29 +117,10 @@ def mamba2_decode_kernel(
             flush = count == WINDOW - 1
             # Loads of records that do not wait for the cursor: more bytes, and one trip to memory less.
             held = WINDOW if EAGER else count
-
-            channel = tl.arange(0, BK)
-            real = channel < DK
-            query_at = query + row * query_row + of_key * query_head
-            key_at = key + row * key_row + of_key * key_head
-            step = tl.load(dt + row * dt_row + head * dt_head).to(tl.float32) + tl.load(dt_bias + head)
-            # softplus; beyond 20 it is the identity to float32. log(1 + e) by its ratio form.
-            grown = tl.exp(tl.minimum(step, 20.0))
-            sum_ = 1.0 + grown
-            # Kahan's log1p: the rounding of 1 + e is divided out again.
-            soft = tl.where(sum_ == 1.0, grown, tl.log(sum_) * tl.div_rn(grown, tl.where(sum_ == 1.0, 1.0, sum_ - 1.0)))
-            step = tl.where(step > 20.0, step, soft)
-            step = tl.minimum(tl.maximum(step, smallest_step), largest_step)
-            now = step * tl.load(decay_rate + head)
-            kept = tl.load(skip + head)
             keys_at = key_records + (slot * KEY_HEADS + of_key) * (WINDOW * DK)
             decays_at = decay_records + at * WINDOW
             steps_at = step_records + at * WINDOW
-            raw_value = fetch(value + row * value_row + head * value_head + rows * value_step, there, MASKED)
-            x = raw_value.to(tl.float32)
-            out_at = out + row * out_row + head * out_head + rows * out_step
             values_at = value_records + at * (WINDOW * DV)
-
             record = tl.arange(0, LP)
             past = record < count
             weight = tl.full((LP,), 1.0, tl.float32)
@@ -128,86 +130,125 @@ def mamba2_decode_kernel(
                 weight = tl.exp(later) * tl.load(steps_at + record, mask=record < held, other=0.0)
                 weight = tl.where(past, weight, 0.0)
                 gain = tl.exp(total)
+
             # A flush of a separate checkpoint looks at nothing but the copy that carries the recurrence.
             if READS:
                 through = True
                 if SEPARATE or STEPS == READS_ONLY:
                     through = count != WINDOW - 1
                 if through:
-                    if FORM == MATRIX:
-                        _, y = matrix_products(
-                            codes, stored, of_head, query_at, query_at, query_step, query_step, DK, BK, READ_ELEMENT,
-                            READ_SCALE, INTERPRETED,
-                        )  # fmt: skip
-                    else:
-                        if FORM == WIDE:
-                            asked = chunks(query_at, query_step, DK, BK)
-                        else:
-                            asked = fetch(query_at + channel * query_step, real, BK != DK).to(tl.float32)
-                        y = read_tile(codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM)
-                    y = y * gain
                     if WINDOW > 1:
                         similar = tl.zeros((LP, CHUNK), tl.float32)
                         for c in tl.static_range(BK // CHUNK):
                             one = record_chunk(keys_at, decays_at, now, record, held, c, DK, BK, False)
-                            similar += (
-                                one.to(tl.float32) * chunk(query_at, query_step, c, DK, BK).to(tl.float32)[None, :]
-                            )
-                        written = (record < held)[:, None] & there[None, :]
-                        u = tl.load(values_at + record[:, None] * DV + rows[None, :], mask=written, other=0.0)
-                        u = tl.where(past[:, None], u.to(tl.float32), 0.0)
+                            part = chunk(query_at, query_step, c, DK, BK).to(tl.float32)
+                            similar += one.to(tl.float32) * part[None, :]
                         score = tl.where(past, tl.sum(similar, axis=1) * weight, 0.0)
-                        y += tl.sum(u * score[:, None], axis=0)
-                    y += (inner_product(query_at, query_step, key_at, key_step, DK, BK) * step + kept) * x
-                    tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
-                    if not SEPARATE and STEPS != READS_ONLY:
-                        if flush:
-                            if FORM != WIDE or READ_SCALE != SCALE_NONE:
-                                state = load_tile(
-                                    read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK, READ_ELEMENT,
-                                    READ_SCALE, READ_TILE_ROWS, READ_GROUP,
-                                )  # fmt: skip
-                            else:
-                                state = decoded(codes, READ_ELEMENT, BK)
-                            state = fold_window(
-                                state, gain, x * step, key_at, key_step, 1.0, weight, values_at, keys_at, decays_at,
-                                now, rows, there, count, WINDOW, LP, DV, DK, BK, False, INTERPRETED,
-                            )  # fmt: skip
-                            store_tile(
-                                state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
-                                payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, divisor, head,
-                                rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
-                            )  # fmt: skip
-                    if WINDOW > 1:
-                        if not flush:
-                            tl.store(values_at + count * DV + rows, raw_value, mask=there)
-                            if split == 0:
-                                tl.store(decays_at + count, now)
-                                tl.store(steps_at + count, step)
-                                if head % (HEADS // KEY_HEADS) == 0:
-                                    own_key = fetch(key_at + channel * key_step, real, BK != DK)
-                                    tl.store(keys_at + count * DK + channel, own_key, mask=real)
+                    if FORM == MATRIX:
+                        asked = vector_pairs(query_at, query_step, query_at, query_step, DK, BK, READ_ELEMENT)
+                    elif FORM == WIDE:
+                        asked = chunks(query_at, query_step, DK, BK)
+                    else:
+                        place_k = tl.arange(0, BK)
+                        asked = fetch(query_at + place_k * query_step, place_k < DK, BK != DK).to(tl.float32)
+                    # Steps that only read, then those that flush, in loops of their own: a flush needs more registers.
+                    for phase in tl.static_range(2):
+                        if (OUTPUTS and phase == 0) or (FOLDS and phase == 1):
+                            wanted = flush if phase == 1 else count < WINDOW - 1
+                            if wanted:
+                                if phase == 1:
+                                    own_key = chunks(key_at, key_step, DK, BK)
+                                    if WINDOW > 1:
+                                        fold_keys = record_chunks(keys_at, decays_at, now, record, count, DK, BK, False)
+                                for t in tl.range(0, TILES, num_stages=STAGES):
+                                    rows = (split * TILES + t) * BV + tl.arange(0, BV)
+                                    there = rows < DV
+                                    if TILES == 1:
+                                        codes, stored = only_codes, only_scales
+                                    else:
+                                        codes, stored = fetch_tile(
+                                            words_at, read_scales_at, rows, there, MASKED, DK, BK, READ_GROUP,
+                                            READ_SCALE, READ_TILE_ROWS, PACKED, WORDS, FORM,
+                                        )  # fmt: skip
+                                    raw_value = fetch(value_at + rows * value_step, there, MASKED)
+                                    x = raw_value.to(tl.float32)
+                                    if WINDOW > 1:
+                                        written = (record < held)[:, None] & there[None, :]
+                                        where = values_at + record[:, None] * DV + rows[None, :]
+                                        u = tl.load(where, mask=written, other=0.0).to(tl.float32)
+                                        u = tl.where(past[:, None], u, 0.0)
+                                    if FORM == MATRIX:
+                                        _, y = matrix_products(
+                                            codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, INTERPRETED
+                                        )
+                                    else:
+                                        y = read_tile(
+                                            codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS,
+                                            FORM,
+                                        )  # fmt: skip
+                                    y = y * gain
+                                    if WINDOW > 1:
+                                        y += tl.sum(u * score[:, None], axis=0)
+                                    y += own_score * x
+                                    tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
+                                    if phase == 0:
+                                        tl.store(values_at + count * DV + rows, raw_value, mask=there)
+                                    else:
+                                        if FORM != WIDE or READ_SCALE != SCALE_NONE:
+                                            before = load_tile(
+                                                read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK,
+                                                READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                                            )  # fmt: skip
+                                        else:
+                                            before = decoded(codes, READ_ELEMENT, BK)
+                                        folded_state = fold_window(
+                                            before, gain, x * step, own_key, 1.0,
+                                            u * weight[:, None] if WINDOW > 1 else 0.0,
+                                            fold_keys if WINDOW > 1 else (), WINDOW, BK, False, INTERPRETED,
+                                        )  # fmt: skip
+                                        store_tile(
+                                            folded_state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
+                                            main_at, scales + at * SCALES, head_scales + at, divisor, head, rows,
+                                            there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                                        )  # fmt: skip
+                    if OUTPUTS and split == 0:
+                        if count < WINDOW - 1:
+                            tl.store(decays_at + count, now)
+                            tl.store(steps_at + count, step)
+                            if head % (HEADS // KEY_HEADS) == 0:
+                                channel = tl.arange(0, BK)
+                                kept_key = fetch(key_at + channel * key_step, channel < DK, BK != DK)
+                                tl.store(keys_at + count * DK + channel, kept_key, mask=channel < DK)
             if REPLAYS:
                 if flush:
-                    state = load_tile(
-                        payload + at * (DV * WIDTH), scales + at * SCALES, head_scales + at, rows, there, MASKED, DK,
-                        BK, ELEMENT, SCALE, TILE_ROWS, GROUP,
-                    )  # fmt: skip
-                    state = fold_window(
-                        state, gain, x * step, key_at, key_step, 1.0, weight, values_at, keys_at, decays_at, now, rows,
-                        there, count, WINDOW, LP, DV, DK, BK, False, INTERPRETED,
-                    )  # fmt: skip
-                    y = chunk_product(state, chunks(query_at, query_step, DK, BK), BK) + kept * x
-                    tl.store(out_at, y.to(out.dtype.element_ty), mask=there)
-                    token = tl.load(tokens + slot)
-                    sequence = tl.load(sequences + slot)
-                    store_tile(
-                        state, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
-                        there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
-                        READ_STOCHASTIC,
-                    )  # fmt: skip
-                    store_tile(
-                        state, philox, sequence, token, payload + at * (DV * WIDTH), scales + at * SCALES,
-                        head_scales + at, divisor, head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS,
-                        GROUP, STOCHASTIC,
-                    )  # fmt: skip
+                    new_key = chunks(key_at, key_step, DK, BK)
+                    new_query = chunks(query_at, query_step, DK, BK)
+                    replay_keys = record_chunks(keys_at, decays_at, now, record, count, DK, BK, False)
+                    for t in tl.range(0, TILES, num_stages=1):
+                        rows = (split * TILES + t) * BV + tl.arange(0, BV)
+                        there = rows < DV
+                        x = fetch(value_at + rows * value_step, there, MASKED).to(tl.float32)
+                        written = past[:, None] & there[None, :]
+                        where = values_at + record[:, None] * DV + rows[None, :]
+                        u = tl.load(where, mask=written, other=0.0).to(tl.float32)
+                        before = load_tile(
+                            main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
+                            SCALE, TILE_ROWS, GROUP,
+                        )  # fmt: skip
+                        after = fold_window(
+                            before, gain, x * step, new_key, 1.0, u * weight[:, None], replay_keys, WINDOW, BK, False,
+                            INTERPRETED,
+                        )  # fmt: skip
+                        y = chunk_product(after, new_query, BK) + kept * x
+                        tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
+                        token = tl.load(tokens + slot)
+                        sequence = tl.load(sequences + slot)
+                        store_tile(
+                            after, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
+                            there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                            READ_STOCHASTIC,
+                        )  # fmt: skip
+                        store_tile(
+                            after, philox, sequence, token, main_at, scales + at * SCALES, head_scales + at, divisor,
+                            head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                        )  # fmt: skip

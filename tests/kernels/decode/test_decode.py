@@ -28,6 +28,18 @@ FLOAT_CASES = [
     Case(recurrence="gdn", policy="separate:nvfp4/fp32@L=3", dtype=torch.bfloat16),
     Case(recurrence="kda", policy="shared:fp32@L=3", d_k=12, strided=True),
     Case(recurrence="kda", policy="separate:fp8/fp32@L=3", key_heads=2),
+    Case(recurrence="gdn", policy="shared:fp32@L=3", launch=Launch(rows=2, warps=1, tiles=2, eager=True)),
+    Case(recurrence="mamba2", policy="shared:fp32@L=3", launch=Launch(rows=2, warps=1, tiles=3, eager=True)),
+    Case(
+        recurrence="gdn",
+        policy="shared:fp32@L=3",
+        launch=Launch(rows=4, warps=1, tiles=2, flush_rows=2, flush_warps=1, flush_tiles=3),
+    ),
+    Case(
+        recurrence="mamba2",
+        policy="separate:fp16/fp32@L=3",
+        launch=Launch(rows=4, warps=1, tiles=2, flush_rows=2, flush_warps=1, flush_tiles=3),
+    ),
 ]
 
 
