@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from h200 import MODELS, build
+from engine_speed import MODELS, build
 
 from replayeval.engine.bench_generate import bench_generate
 from replayeval.engine.generation import Generator, Graphs, Request

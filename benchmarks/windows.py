@@ -33,7 +33,7 @@ from replayssm.launch import is_interpreted
 from replayssm.policy import REFERENCE, Policy, precision_arms
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
-from replayssm.triton_walk import FOLD_WARPS, STAGES, prepare_warps, warps
+from replayssm.triton_walk import FOLD_WARPS, STAGES, prepare_warps, tile_rows, warps
 
 TOKENS = 1024
 LAYER = 0
@@ -47,7 +47,7 @@ FORMATS = {
 
 
 TYPES = {
-    **dict.fromkeys(("rows_ptr", "pieces_ptr", "tokens_ptr", "windows_ptr", "address_ptr"), "*i32"),
+    **dict.fromkeys(("rows_ptr", "pieces_ptr", "tokens_ptr", "windows_ptr", "address_ptr", "exchange_ptr"), "*i32"),
     "divisor": "fp32",
 }
 
@@ -195,9 +195,9 @@ def run_compile(names: Sequence[str], products: int) -> int:
         print("expected compiled kernels, got TRITON_INTERPRET=1; unset it", file=sys.stderr)
         return 2
     for label, formats in FORMATS.items():
-        for element, scale, tile_rows, group_keys, _, stochastic in formats:
+        for element, scale, rows, group_keys, _, stochastic in formats:
             common = {"D_K": 128, "BLOCK_V": 128, "BLOCK_K": 128, "ELEMENT": element, "SCALE": scale}
-            common |= {"TILE_ROWS": tile_rows, "GROUP_KEYS": group_keys}
+            common |= {"TILE_ROWS": rows, "GROUP_KEYS": group_keys}
             print("pack", label, compiled(pack_kernel, 8, {**common, "STOCHASTIC": stochastic}), flush=True)
             print("unpack", label, compiled(unpack_kernel, 8, common), flush=True)
     walks = importlib.import_module("replayssm.triton_pieces")
@@ -215,7 +215,8 @@ def run_compile(names: Sequence[str], products: int) -> int:
             block_v = whole if "nvfp4" in label else split
             constants = {**common, "BLOCK_V": block_v, "FORMATS": formats}
             for kind, kernel in (("walk", walks.walk_kernel), ("serve", walks.serve_kernel)):
-                made = compiled(kernel, warps(block_v, 128, products), constants, stages=STAGES)
+                parts = {"PARTS": 1} if kind == "walk" else {}
+                made = compiled(kernel, warps(block_v, 128, products), constants | parts, stages=STAGES)
                 print(name, f"{kind} {label}", made, flush=True)
     return 0
 

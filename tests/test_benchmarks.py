@@ -32,7 +32,7 @@ def script(name: str) -> ModuleType:
     [("qwen3.5-4b", "Qwen3.5-4B", 24, 4.21), ("nemotron-3-nano-4b", "Nemotron-3-Nano-4B", 21, 3.97)],
 )
 def test_configurations_have_the_layers_of_the_paper(name: str, shape: str, layers: int, billions: float) -> None:
-    model = script("h200").build(name, torch.device("meta"))
+    model = script("engine_speed").build(name, torch.device("meta"))
     found = ssm_layers(model)
     assert len(found) == layers
     for layer in found:
@@ -41,17 +41,21 @@ def test_configurations_have_the_layers_of_the_paper(name: str, shape: str, laye
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
 
 
-def test_prefill_and_the_size_of_its_cache() -> None:
-    h200 = script("h200")
+def test_prefill_and_the_size_of_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = script("engine_speed")
     head = OutputHead(tiny.shared("qwen3_5"))
-    assert h200.cache_bytes(head, 3, 10) == 15 * h200.cache_bytes(head, 1, 2) > 0
-    h200.plain_prefill(head, np.arange(9) % head.vocabulary, 2, 4)
+    monkeypatch.setattr(speed, "CHUNK", 4)
+    ten = speed.cache_bytes(head, 10)
+    monkeypatch.setattr(speed, "ROWS", 1)
+    assert ten == 30 * speed.cache_bytes(head, 2) > 0
+    speed.plain_prefill(head, np.arange(9) % head.vocabulary)
 
 
-def test_without_a_card_the_script_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("h200.py",), ("engine_speed.py", "qwen3.5-4b")])
+def test_without_a_card_the_scripts_say_so(words: tuple[str, ...], tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a card")
-    words = [sys.executable, str(FOLDER / "h200.py"), "--out", str(tmp_path / "out")]
+    words = (sys.executable, str(FOLDER / words[0]), *words[1:], "--out", str(tmp_path / "out"))
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "expected a CUDA device" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

@@ -17,9 +17,11 @@ class Backend(StrEnum):
 class Products(StrEnum):
     """Operands of the matrix products inside windows; sums are float32 in all of them.
 
-    `ieee`: float32, multiplied and added one by one. `bf16x6`: float32 operands as sums of three bfloat16 numbers, six
-    of whose products run on tensor cores; what is left out is below 2**-24 of a product. `tf32` and `bf16`: what
-    engines run on tensor cores, with operands of 11 and 8 significant bits.
+    `ieee`: float32, multiplied and added one by one. `bf16x6`: float32 on tensor cores: an operand is exactly the sum
+    of three bfloat16 numbers (3 × 8 significant bits), and of the nine products of two such sums the six largest are
+    added up in float32. The three that are left out are at most 2**-24, 2**-24 and 2**-32 of the product: as much as
+    rounding a float32 product twice. `tf32` and `bf16`: what engines run on tensor cores, with operands of 11 and 8
+    significant bits.
     """
 
     IEEE = "ieee"
@@ -52,7 +54,7 @@ class Execution:
 
     @classmethod
     def parse(cls, text: str) -> "Execution":
-        """Read `torch`, `triton` or `triton:PRODUCTS`.
+        """Read `torch`, `triton` (that is `triton:bf16x6`) or `triton:PRODUCTS`.
 
         Raises:
             ValueError: With what was expected and what came.
@@ -64,8 +66,10 @@ class Execution:
                 f"expected a backend, one of {', '.join(backends)}, or {Backend.TRITON}:PRODUCTS with one of "
                 f"{', '.join(kinds)}, got {text!r}"
             )
-        return cls(backend=Backend(backend), products=Products(products) if colon else Products.IEEE)
+        if backend == Backend.TORCH:
+            return cls(products=Products(products) if colon else Products.IEEE)
+        return cls(backend=Backend(backend), products=Products(products) if colon else Products.BF16X6)
 
     def __str__(self) -> str:
-        """The text form: `Execution.parse(str(e)) == e`."""
-        return str(self.backend) if self.products is Products.IEEE else f"{self.backend}:{self.products}"
+        """The text form, products named: `Execution.parse(str(e)) == e`."""
+        return str(self.backend) if self.backend is Backend.TORCH else f"{self.backend}:{self.products}"

@@ -118,9 +118,12 @@ class Checkpoint:
             target = index.masked_fill(index < 0, spare) if slab.padded else index
             outputs.index_copy_(0, target.reshape(-1), read.movedim(-1, 2).reshape(-1, heads, d_v))
         self.cursors = schedule.after
-        buffer = torch.as_tensor(schedule.buffer, device=outputs.device)
-        kept = bool(schedule.buffer.size)
-        self._records = tokens.take(buffer, padded=bool((schedule.buffer < 0).any())) if kept else None
+        places = schedule.buffer
+        if 0 < places.shape[1] < inputs.room:
+            # As many as the next tokens will have room for.
+            places = np.pad(places, ((0, 0), (0, inputs.room - places.shape[1])), constant_values=-1)
+        buffer = torch.as_tensor(places, device=outputs.device)
+        self._records = tokens.take(buffer, padded=bool((places < 0).any())) if places.size else None
         return outputs[:-1].view(tokens.rows, tokens.time, heads, d_v)[:, tokens.time - inputs.time :]
 
     def _launch(

@@ -29,6 +29,8 @@ class TokenInputs:
         value: What is written. Mamba-2: `dt * x`.
         log_decay: Natural log of the decay of each token; one per head, or (KDA) one per head and key channel.
         beta: Write strength of the delta rule, or `None` for Mamba-2, which has no delta rule.
+        room: Tokens that fit into the memory of `query`, `key` and `value` in front of each row, which is otherwise
+            unused: earlier tokens of just that number are put there, and these are not copied.
 
     Source: ReplaySSM, the table of recurrences and the definition of a record.
     """
@@ -38,6 +40,7 @@ class TokenInputs:
     value: Float[Tensor, "*rows time heads d_v"]
     log_decay: Float[Tensor, "*rows time heads"] | Float[Tensor, "*rows time heads d_k"]
     beta: Float[Tensor, "*rows time heads"] | None
+    room: int = 0
 
     @property
     def rows(self) -> int:
@@ -66,13 +69,17 @@ class TokenInputs:
 
     def then(self, later: "TokenInputs") -> "TokenInputs":
         """These tokens followed by `later` ones, row by row."""
-        beta = None if self.beta is None or later.beta is None else torch.cat([self.beta, later.beta], dim=1)
+        in_place = later.room == self.time
+
+        def joined(first: Tensor, second: Tensor) -> Tensor:
+            return with_room_filled(first, second) if in_place else torch.cat([first, second], dim=1)
+
         return TokenInputs(
-            query=torch.cat([self.query, later.query], dim=1),
-            key=torch.cat([self.key, later.key], dim=1),
-            value=torch.cat([self.value, later.value], dim=1),
+            query=joined(self.query, later.query),
+            key=joined(self.key, later.key),
+            value=joined(self.value, later.value),
             log_decay=torch.cat([self.log_decay, later.log_decay], dim=1),
-            beta=beta,
+            beta=None if self.beta is None or later.beta is None else torch.cat([self.beta, later.beta], dim=1),
         )
 
     def take(self, index: Int64[Tensor, "*shape"], *, padded: bool) -> "TokenInputs":
@@ -124,3 +131,24 @@ class TokenInputs:
             raise ValueError("mamba2 inputs: expected no `beta` (Mamba-2 has no delta rule), got one")
         if heads % key_heads:
             raise ValueError(f"{recurrence} inputs: {heads} value heads are not a multiple of {key_heads} key heads")
+
+
+def with_room(
+    rows: int, room: int, time: int, heads: int, width: int, device: torch.device
+) -> Float[Tensor, "rows time heads width"]:
+    """Unset float32 tokens with unused memory for `room` more in front of those of each row."""
+    return torch.empty(rows, room + time, heads, width, dtype=torch.float32, device=device)[:, room:]
+
+
+def with_room_filled(
+    first: Float[Tensor, "rows room heads width"], second: Float[Tensor, "rows time heads width"]
+) -> Float[Tensor, "rows both heads width"]:
+    """Put tokens into the room in front of tokens that `with_room` made; contiguous."""
+    room = first.shape[1]
+    whole = second.as_strided(
+        (second.shape[0], room + second.shape[1], *second.shape[2:]),
+        second.stride(),
+        second.storage_offset() - room * second.stride(1),
+    )
+    whole[:, :room] = first
+    return whole

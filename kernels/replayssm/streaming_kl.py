@@ -52,7 +52,7 @@ class StreamLaunch:
         warps: Warps of a program.
     """
 
-    words: int = 1024
+    words: int = 2048
     splits: int = 4
     warps: int = 4
 

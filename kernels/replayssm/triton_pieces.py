@@ -108,6 +108,7 @@ def walk_kernel(
     vectors_ptr,
     states_ptr,
     copies_ptr,
+    exchange_ptr,
     outputs_ptr,
     rows_ptr,
     pieces_ptr,
@@ -124,8 +125,13 @@ def walk_kernel(
     FORMATS: tl.constexpr,
     PRODUCTS: tl.constexpr,
     RULE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Walk the pieces of one row, one head and BLOCK_V value rows; see `replayssm.triton_window` for the tables."""
+    """Walk the pieces of one row, one head and BLOCK_V value rows; see `replayssm.triton_window` for the tables.
+
+    With PARTS above 1, so many programs share a head whose scales depend on all of it; `exchange_ptr` is int32
+    `[rows, longest, heads, PARTS]`, zero.
+    """
     head = tl.program_id(1)
     row = tl.program_id(2)
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -157,7 +163,22 @@ def walk_kernel(
         piece_ptr = pieces_ptr + index * PIECE_FIELDS
         if (tl.load(piece_ptr + 1) & STORES) != 0:
             carried = store_piece(
-                carried, piece_ptr, row_ptr, states_ptr, copies_ptr, layer, head, heads, d_v, v, inside, D_K, FORMATS
+                carried,
+                piece_ptr,
+                row_ptr,
+                states_ptr,
+                copies_ptr,
+                layer,
+                head,
+                heads,
+                d_v,
+                v,
+                inside,
+                D_K,
+                FORMATS,
+                exchange_ptr + (index * heads + head) * PARTS,
+                tl.program_id(0),
+                PARTS,
             )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from replayssm.backend import Products
 from replayssm.formats import Format
-from replayssm.formats.triton_format import TritonFormat, block
+from replayssm.formats.triton_format import ScaleCode, TritonFormat, block
 from replayssm.lanes import Lanes
 from replayssm.launch import is_interpreted, launch
 from replayssm.policy import Policy
@@ -27,6 +27,7 @@ _STORES, _WRITES = 1, 2
 _REMEMBERED_TABLES = 64
 _SPLIT_ROWS = 32
 _WARPGROUP_ROWS = 64
+_HEAD_PARTS = 2
 FOLD_WARPS = 4
 """Warps of the kernel that makes the operands of a piece."""
 STEP_ELEMENTS = 1024
@@ -73,6 +74,7 @@ class _Group:
         formats: Compile-time description of the recurrence formats that the table of rows refers to.
         read_formats: Likewise of the read formats.
         single: Whether every window is one token and no row has a read copy: walked token by token.
+        parts: Programs that share a head whose scales depend on all of it.
         block_v: Value rows per program of the walk.
         read_block_v: Value rows per program that stores and reads read copies.
     """
@@ -86,6 +88,7 @@ class _Group:
     formats: tuple[tuple[int | float, ...], ...]
     read_formats: tuple[tuple[int | float, ...], ...]
     single: bool
+    parts: int
     block_v: int
     read_block_v: int
 
@@ -228,6 +231,7 @@ class TritonWalk:
                 *operands,
                 states,
                 copies,
+                torch.zeros(places * heads * group.parts, dtype=torch.int32, device=device),
                 outputs,
                 group.rows,
                 group.pieces,
@@ -240,6 +244,7 @@ class TritonWalk:
                 BLOCK_V=group.block_v,
                 FORMATS=group.formats,
                 RULE=rule,
+                PARTS=group.parts,
                 **sizes,
                 num_stages=STAGES,
                 num_warps=warps(group.block_v, block_k, self._products),
@@ -290,18 +295,31 @@ class TritonWalk:
     def _make_groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
         heads, d_v, d_k = shape
         read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
-        members: dict[tuple[int, bool], list[int]] = {}
+        members: dict[tuple[int, int, bool], list[int]] = {}
         for place, row in enumerate(_integers(slab.rows)):
             fmt = lanes.formats[row]
             known = [] if fmt is None else [TritonFormat.of(fmt, heads=heads, d_v=d_v, d_k=d_k)]
             single = int(lanes.windows[row]) == 1 and row not in read_lanes
             # Without products, a program needs no more rows than the scale.
             rows = _block_v(known, d_v, 0 if single else self._products)
-            members.setdefault((rows, single), []).append(place)
+            parts = 1 if single else self._parts(known, rows)
+            members.setdefault((rows // parts, parts, single), []).append(place)
         return [
             self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), *kind, shape, device)
             for kind, places in members.items()
         ]
+
+    def _parts(self, formats: Sequence[TritonFormat], rows: int) -> int:
+        """Programs that share a head, of so many rows, whose scales depend on all of it: they exchange its largest.
+
+        The interpreter runs programs one after another, where one cannot wait for the next.
+        """
+        if self._products == 0 or is_interpreted():
+            return 1
+        whole = [f for f in formats if f.whole_head]
+        if not whole or any(f.scale is not ScaleCode.E4M3 or f.tile_rows > _WARPGROUP_ROWS for f in whole):
+            return 1
+        return max(1, min(_HEAD_PARTS, rows // _WARPGROUP_ROWS))
 
     def _group(
         self,
@@ -310,6 +328,7 @@ class TritonWalk:
         read_lanes: dict[int, int],
         places: Ints,
         block_v: int,
+        parts: int,
         single: bool,
         shape: tuple[int, int, int],
         device: torch.device,
@@ -360,6 +379,7 @@ class TritonWalk:
             formats=tuple(_constants(f) for f in formats),
             read_formats=tuple(_constants(f) for f in read_formats),
             single=single,
+            parts=parts,
             block_v=block_v,
             read_block_v=_block_v(read_formats, d_v, self._products),
         )

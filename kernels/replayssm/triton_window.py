@@ -23,12 +23,12 @@ at once (`windows_ptr` int32 `[windows, WINDOW_FIELDS]`: row, first piece, piece
 reads, whether the copy has to be stored first, index of the last token in it, lane that it stays in or −1, unused).
 """
 
-# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
 
 import triton
 import triton.language as tl
 
-from replayssm.formats.triton_bits import philox_bits
+from replayssm.formats.triton_bits import magnitude_bits, philox_bits
 from replayssm.formats.triton_ops import store_and_load_tile
 
 ROW_FIELDS = tl.constexpr(8)
@@ -258,6 +258,27 @@ def solve_unit_lower(strict, BLOCK_T: tl.constexpr):
 
 
 @triton.jit
+def largest_of_head(own, ptr, part, PARTS: tl.constexpr):
+    """Largest of the magnitudes (as bits) that the programs of one head have found, which wait for each other.
+
+    They are neighbours in their grid, so that all of them run once the first does.
+
+    Args:
+        own: What this program found, an int32 scalar.
+        ptr: int32 `[PARTS]`, zero before; used once.
+        part: Which of the programs this is.
+        PARTS: How many there are.
+    """
+    tl.store(ptr + part, own + 1)
+    for i in tl.static_range(PARTS):
+        found = tl.load(ptr + i, volatile=True)
+        while found == 0:
+            found = tl.load(ptr + i, volatile=True)
+        own = tl.maximum(own, found - 1)
+    return own
+
+
+@triton.jit
 def store_lane(
     working,
     which,
@@ -268,6 +289,9 @@ def store_lane(
     head_rows,
     D_K: tl.constexpr,
     FORMATS: tl.constexpr,
+    exchange_ptr=None,
+    part=0,
+    PARTS: tl.constexpr = 1,
 ):
     """Store a working state in the format that its row names and load it back.
 
@@ -281,6 +305,9 @@ def store_lane(
         head_rows: `head * d_v + row` of each row of the tile.
         D_K: Keys per row.
         FORMATS: Tuple of `(ELEMENT, SCALE, TILE_ROWS, GROUP_KEYS, DIVISOR, STOCHASTIC)`.
+        exchange_ptr: Where the programs of a head exchange what `largest_of_head` takes, if PARTS is not 1.
+        part: Which of those programs this is.
+        PARTS: Programs that share a head whose scale depends on all of it.
     """
     BLOCK_V: tl.constexpr = working.shape[0]
     BLOCK_K: tl.constexpr = working.shape[1]
@@ -299,6 +326,10 @@ def store_lane(
                     D_K,
                     BLOCK_K,
                 )
+            head_bits = None
+            if PARTS > 1:
+                own = tl.max(tl.max(magnitude_bits(working), axis=1), axis=0)
+                head_bits = largest_of_head(own, exchange_ptr, part, PARTS)
             loaded = store_and_load_tile(
                 working,
                 words,
@@ -308,6 +339,7 @@ def store_lane(
                 FORMATS[i][3],
                 FORMATS[i][4],
                 FORMATS[i][5],
+                head_bits,
             )
     return loaded
 
@@ -327,6 +359,9 @@ def store_piece(
     inside,
     D_K: tl.constexpr,
     FORMATS: tl.constexpr,
+    exchange_ptr=None,
+    part=0,
+    PARTS: tl.constexpr = 1,
 ):
     """Store the carried copy of a row at the end of a window and return what it loads back as."""
     flags = tl.load(piece_ptr + 1)
@@ -335,7 +370,20 @@ def store_piece(
     keys = tl.arange(0, carried.shape[1])
     if slot >= 0:
         tl.store(copies_ptr + state_offsets(slot, head, heads, d_v, v, keys, D_K), carried, mask=inside)
-    carried = store_lane(carried, tl.load(row_ptr + 2), row_ptr, layer, token, 0, head * d_v + v, D_K, FORMATS)
+    carried = store_lane(
+        carried,
+        tl.load(row_ptr + 2),
+        row_ptr,
+        layer,
+        token,
+        0,
+        head * d_v + v,
+        D_K,
+        FORMATS,
+        exchange_ptr,
+        part,
+        PARTS,
+    )
     if (flags & WRITES) != 0:
         at = state_offsets(tl.load(row_ptr), head, heads, d_v, v, keys, D_K)
         tl.store(states_ptr + at, carried, mask=inside)

@@ -9,14 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from replayssm.records import TokenInputs
+from replayssm.token_inputs import float32_tokens, room_on
 
 L2_NORM_EPS = 1e-6
 """Added to the sum of squares inside the root, as in the kernels that these models were trained with."""
-
-
-def l2_normalise(x: Float[Tensor, "*batch d_k"]) -> Float[Tensor, "*batch d_k"]:
-    """Scale the last axis to unit length, with `L2_NORM_EPS` inside the root."""
-    return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + L2_NORM_EPS)
 
 
 def delta_rule_inputs(arguments: Mapping[str, Any]) -> TokenInputs:
@@ -24,12 +20,16 @@ def delta_rule_inputs(arguments: Mapping[str, Any]) -> TokenInputs:
 
     Source: ReplaySSM, table of recurrences, rows GDN and KDA; query and key are normalised after the cast to float32.
     """
-    query, key, value, log_decay, beta = (
-        _as_float32(arguments[name]) for name in ("query", "key", "value", "g", "beta")
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    eps = L2_NORM_EPS if arguments["use_qk_l2norm_in_kernel"] else None
+    return TokenInputs(
+        query=float32_tokens(query, eps=eps, scale=query.shape[-1] ** -0.5),
+        key=float32_tokens(key, eps=eps),
+        value=float32_tokens(value),
+        log_decay=_as_float32(arguments["g"]),
+        beta=_as_float32(arguments["beta"]),
+        room=room_on(query.device),
     )
-    if arguments["use_qk_l2norm_in_kernel"]:
-        query, key = l2_normalise(query), l2_normalise(key)
-    return TokenInputs(query=query * query.shape[-1] ** -0.5, key=key, value=value, log_decay=log_decay, beta=beta)
 
 
 def mamba2_chunk_inputs(arguments: Mapping[str, Any], time_step_limit: tuple[float, float]) -> TokenInputs:
@@ -46,11 +46,12 @@ def mamba2_chunk_inputs(arguments: Mapping[str, Any], time_step_limit: tuple[flo
         limit=time_step_limit,
     )
     return TokenInputs(
-        query=_as_float32(arguments["C"]),
-        key=_as_float32(arguments["B"]),
-        value=_as_float32(arguments["hidden_states"]) * dt.unsqueeze(-1),
+        query=float32_tokens(arguments["C"]),
+        key=float32_tokens(arguments["B"]),
+        value=float32_tokens(arguments["hidden_states"], factor=dt),
         log_decay=dt * _as_float32(arguments["A"]),
         beta=None,
+        room=room_on(dt.device),
     )
 
 

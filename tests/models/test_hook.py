@@ -18,6 +18,7 @@ from replayeval.models.hook import hooked, ssm_layers
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.replay import StateBank
+from replayssm.token_inputs import float32_tokens
 from tests.models import tiny
 from tests.models.agreement import LIMIT, PLANTED, TOKENS, gap, in_chunks, own_logits
 from tests.models.driver import TokenByToken
@@ -261,7 +262,7 @@ def test_delta_rule_inputs_follow_the_definition() -> None:
 def test_the_epsilon_of_the_norm_is_inside_the_root() -> None:
     tiny_vector = torch.full((16,), 1e-4)
     expected = tiny_vector.double() / torch.sqrt((tiny_vector.double() ** 2).sum() + 1e-6)
-    got = inputs_module.l2_normalise(tiny_vector)
+    got = float32_tokens(tiny_vector.view(1, 1, 1, 16), eps=inputs_module.L2_NORM_EPS).flatten()
     assert float((got - expected).abs().max()) < 1e-6 * float(expected.max())
     outside = tiny_vector / (tiny_vector.norm() + 1e-6)
     assert float((outside - expected).abs().max()) > 0.1 * float(expected.max())

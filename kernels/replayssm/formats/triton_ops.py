@@ -343,6 +343,7 @@ def store_and_load_tile(
     GROUP_KEYS: tl.constexpr,
     DIVISOR: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    head_bits=None,
 ):
     """What a tile loads back as after a store, without the detour over bytes.
 
@@ -355,6 +356,7 @@ def store_and_load_tile(
         GROUP_KEYS: Keys that share a scale.
         DIVISOR: See `group_scale`.
         STOCHASTIC: Whether the words decide the payload.
+        head_bits: As in `store_state`; that of the tile, which must then be the whole head, where it is None.
 
     Returns:
         float32 like `values`.
@@ -365,7 +367,9 @@ def store_and_load_tile(
         largest = group_largest(magnitude_bits(values), TILE_ROWS, GROUP_KEYS)
         of_head = tl.full((1, 1), 1.0, tl.float32)
         if SCALE == SCALE_E4M3:
-            of_head = of_head * head_scale(tl.max(tl.max(largest, axis=1), axis=0), DIVISOR)
+            if head_bits is None:
+                head_bits = tl.max(tl.max(largest, axis=1), axis=0)
+            of_head = of_head * head_scale(head_bits, DIVISOR)
         stored = group_scale(largest, of_head, DIVISOR, SCALE)
         effective = over_keys(stored * of_head, values.shape[1])
         loaded = store_payload(values, effective, words, ELEMENT, STOCHASTIC, True) * effective

@@ -35,7 +35,7 @@ def hidden_states(name: str, backend: str, tokens: int) -> torch.Tensor:
         banks=banks,
         chunk_done=lambda _, hidden: parts.append(hidden),
     )
-    assert str(banks[0].execution) == backend
+    assert banks[0].execution == Execution.parse(backend)
     return torch.cat(parts, dim=1)
 
 
@@ -61,7 +61,7 @@ def test_the_record_names_the_backend() -> None:
     }
     states = {backend: cast(dict[str, Any], record.provenance["states"]) for backend, record in records.items()}
     assert states["torch"] == {"backend": "torch", "products": "ieee", "interpreted": False}
-    assert states["triton"]["backend"] == "triton"
+    assert states["triton"]["backend"] == "triton" and states["triton"]["products"] == "bf16x6"
     assert states["triton"]["interpreted"] is not torch.cuda.is_available()
     assert records["torch"].provenance["fingerprint"] != records["triton"].provenance["fingerprint"]
     assert all(check.passed is not False for check in records["triton"].checks)
@@ -69,7 +69,9 @@ def test_the_record_names_the_backend() -> None:
 
 def test_what_cannot_run_is_refused_before_anything_runs() -> None:
     model: Any = tiny.shared("mamba2")
-    with pytest.raises(UnsupportedArmError, match=r"backend triton: policy shared:int8\[ef=int8\]@L=16.*backend torch"):
+    with pytest.raises(
+        UnsupportedArmError, match=r"backend triton:bf16x6: policy shared:int8\[ef=int8\]@L=16.*backend torch"
+    ):
         measure_kl(model, [TOKENS], arms=["shared:int8[ef=int8]"], lengths=[8], backend="triton")
     with pytest.raises(ConfigError, match="expected a backend, one of torch, triton, .* got 'cuda'"):
         measure_kl(model, [TOKENS], arms=["shared:fp8"], lengths=[8], backend="cuda")
@@ -78,7 +80,9 @@ def test_what_cannot_run_is_refused_before_anything_runs() -> None:
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replayssm.launch.is_interpreted", lambda: False)
     model: Any = tiny.shared("mamba2")
-    with pytest.raises(ConfigError, match="backend triton: Triton kernels need a CUDA device, got cpu; use backend to"):
+    with pytest.raises(
+        ConfigError, match="backend triton:bf16x6: Triton kernels need a CUDA device, got cpu; use backend"
+    ):
         measure_kl(model, [TOKENS], arms=["shared:fp8"], lengths=[8], backend="triton")
     bank = StateBank([Policy.parse("shared:fp8")], sequences=[0], seed=0, execution=Execution.parse("triton"))
     with pytest.raises(ValueError, match="layer 0: Triton kernels need a CUDA device, got cpu; use backend torch"):
