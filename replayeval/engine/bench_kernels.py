@@ -196,22 +196,24 @@ def bench_kernels(
         small = [b for b in (min(batches), main) if b in batches]
         for name in shapes:
             checker.start(name, conventional, None)
-            for text, of in [(conventional, [main]), (base, small), *((t, [main]) for t in texts[1:])]:
+            for text, of in [(conventional, small), (base, small), *((t, [main]) for t in texts[1:])]:
                 for launch in dict.fromkeys(c for b in of for c in jobs_of(name, text, b)):
                     checker.start(name, text, launch)
         bench = _Bench(speeds=speeds, checker=checker, left=left, say=say)
         checker.wait()
         for name in shapes:
             bench.case(name, main, [base])
-            for window in windows:
-                if window != WINDOW:
-                    checker.start(name, f"shared:fp32@L={window}", bench.chosen(name, main))
+        others = [f"shared:fp32@L={w}" for w in windows if w != WINDOW]
+        for name in shapes:
+            for text in others:
+                checker.start(name, text, bench.chosen(name, main))
+        # Nothing is timed while something is checked.
+        checker.wait()
+        for name in shapes:
+            bench.case(name, main, others)
         first = [t for t in texts[1:] if any(f"separate:{f}/" in t for f in FIRST_FORMATS)]
         for name in shapes:
             bench.case(name, main, first)
-        checker.wait()
-        for name in shapes:
-            bench.case(name, main, [f"shared:fp32@L={w}" for w in windows if w != WINDOW])
         for batch in batches:
             for name in shapes:
                 if batch != main:
@@ -394,6 +396,9 @@ class _Bench:
         """The launch that suits the float32 policy of a layer at a batch."""
         return self._cases[name, batch].launch
 
+    def _right(self, name: str, text: str) -> set[Launch]:
+        return {launch for n, t, launch in self._checker.passed if launch and (n, t) == (name, text)}
+
     def case(self, name: str, batch: int, texts: Sequence[str]) -> None:
         """Time policies on a layer at a batch, and first of all the conventional kernels.
 
@@ -408,8 +413,8 @@ class _Bench:
             if case is None:
                 case = _Case(name=name, batch=batch, clock=self._clock, generator=self._generator, speeds=self._speeds)
                 self._cases[name, batch] = case
-                self.peers[f"{name}, batch {batch}"] = case.conventional()
-            right = {launch for n, t, launch in self._checker.passed if launch and (n, t) == (name, text)}
+                self.peers[f"{name}, batch {batch}"] = case.conventional(self._right(name, "conventional:fp32"))
+            right = self._right(name, text)
             if not right:
                 if text == f"shared:fp32@L={WINDOW}":
                     raise NumericsError(f"{name}, {text}: no launch is right: {self._checker.refused}")
@@ -449,12 +454,15 @@ class _Case:
             raise ValueError("expected a float32 policy to have been timed first")
         return self._launch
 
-    def conventional(self) -> str:
+    def conventional(self, right: set[Launch] | None = None) -> str:
         """Time the field's kernel and this project's with a window of one; returns the peer's best configuration."""
         policy = Policy.parse("conventional:fp32")
         sets = self._sets(policy)
         peer, self._peer_seconds = best_peer(sets, self._clock)
-        self._own_seconds = min(sets.cycle_seconds(self._clock, c, staggered=False) for c in sets.candidates())
+        tried = [c for c in sets.candidates() if right is None or c in right]
+        self._own_seconds = min(
+            (sets.cycle_seconds(self._clock, c, staggered=False) for c in tried), default=float("nan")
+        )
         return f"{peer.name}: {peer.configuration}"
 
     def time(self, policy: Policy, right: set[Launch] | None = None) -> KernelTiming:

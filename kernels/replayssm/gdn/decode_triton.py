@@ -65,20 +65,44 @@ def multiplied(vector, factor, BK: tl.constexpr):
 
 
 @triton.jit
+def masked_chunks(pointer, inside, DK: tl.constexpr, BK: tl.constexpr):
+    """All chunks of a vector over keys; zeros unless `inside`."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+    found = ()
+    for c in tl.static_range(BK // WIDTH):
+        place = c * WIDTH + tl.arange(0, WIDTH)
+        found = found + (tl.load(pointer + place, mask=inside & (place < DK), other=0.0),)
+    return found
+
+
+@triton.jit
 def replay_window(
     state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW: tl.constexpr,
     DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
     CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
     """The state after all records of a full window, their writes computed anew from this state."""
-    for j in tl.range(0, WINDOW - 1, loop_unroll_factor=UNROLL):
-        norm = 1.0
-        if NORMALISE:
-            norm = tl.load(norms_at + j)
-        value = fetch(values_at + j * DV + rows, there, MASKED).to(tl.float32)
-        decay = chunks(decays_at + j * DK, 1, DK, BK) if CHANNELS else tl.load(decays_at + j)
-        key = chunks(keys_at + j * DK, 1, DK, BK)
-        state = delta_token(state, value, tl.load(betas_at + j), decay, key, norm, BK, CHANNELS)
+    for group in tl.range(0, (WINDOW + UNROLL - 2) // UNROLL):
+        loaded = ()
+        for n in tl.static_range(UNROLL):
+            # A record too many has neither strength nor decay, so it changes nothing.
+            j = group * UNROLL + n
+            inside = j < WINDOW - 1
+            norm = 1.0
+            if NORMALISE:
+                norm = tl.load(norms_at + j, mask=inside, other=0.0)
+            value = tl.load(values_at + j * DV + rows, mask=there & inside, other=0.0)
+            key = masked_chunks(keys_at + j * DK, inside, DK, BK)
+            decay = (
+                masked_chunks(decays_at + j * DK, inside, DK, BK)
+                if CHANNELS
+                else tl.load(decays_at + j, mask=inside, other=0.0)
+            )
+            strength = tl.load(betas_at + j, mask=inside, other=0.0)
+            loaded = loaded + ((norm, value, key, decay, strength),)
+        for n in tl.static_range(UNROLL):
+            norm, value, key, decay, strength = loaded[n]
+            state = delta_token(state, value.to(tl.float32), strength, decay, key, norm, BK, CHANNELS)
     return state
 
 
