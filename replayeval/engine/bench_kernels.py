@@ -191,7 +191,7 @@ def bench_kernels(
     main = max((b for b in batches if b <= BATCH), default=batches[0])
     base, conventional = f"shared:fp32@L={WINDOW}", "conventional:fp32"
     texts = _policies(read_formats)
-    with Checker(max(1, min(14, (os.cpu_count() or 2) - 2)), left) as checker:
+    with Checker(max(1, min(20, (os.cpu_count() or 2) - 2)), left) as checker:
         say("checking all kernels against float64")
         small = [b for b in (min(batches), main) if b in batches]
         for name in shapes:
@@ -377,7 +377,17 @@ def _checked(key: Check) -> Accuracy:
     generator = torch.Generator("cuda").manual_seed(0)
     if launch is None:
         return check_peers(name, generator)
-    return check(name, text, generator, launch=launch)
+    # A flush of every slot; what a second one shows of errors that grow, the default launch shows for all.
+    slots = 4
+    short = launch != jobs_of(name, text, BATCH)[0]
+    return check(
+        name,
+        text,
+        generator,
+        batch=slots,
+        steps=Policy.parse(text).window_tokens + slots if short else None,
+        launch=launch,
+    )
 
 
 class _Bench:
