@@ -12,6 +12,7 @@ measure in turn.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import sys
@@ -41,6 +42,7 @@ ROWS = 1 + len(ARMS)
 CHUNK = 2048
 STEP_TOKENS = 16
 OPENING_TOKENS = 256
+SMALLEST_CHUNK = 64
 KERNELS_LISTED = 40
 
 Say = Callable[[str], None]
@@ -81,15 +83,31 @@ def forcing(execution: str) -> Forcing:
     return Forcing(arms=ARMS, chunk_tokens=CHUNK, scorer=Scorer.TRITON, execution=Execution.parse(execution))
 
 
-def plain_prefill(head: OutputHead, tokens: np.ndarray) -> None:
+def plain_prefill(head: OutputHead, tokens: np.ndarray, chunk: int) -> None:
     """The model as transformers runs it, with a cache, chunk by chunk; logits of the last token only."""
     cache = head.new_cache(ROWS)
     ids = torch.as_tensor(np.repeat(tokens[None], ROWS, axis=0), device=head.input_device)
     with torch.inference_mode():
-        for start in range(0, len(tokens), CHUNK):
-            hidden = head.hidden(ids[:, start : start + CHUNK], cache, start)
-            if start + CHUNK >= len(tokens):
+        for start in range(0, len(tokens), chunk):
+            hidden = head.hidden(ids[:, start : start + chunk], cache, start)
+            if start + chunk >= len(tokens):
                 head.logits(hidden[:, -1:])
+
+
+def prefill_chunk(head: OutputHead, tokens: np.ndarray) -> int:
+    """The longest chunk, of those that halve CHUNK, that a prefill has memory for; warms it up."""
+    chunk = CHUNK
+    while True:
+        try:
+            plain_prefill(head, tokens[: 2 * chunk], chunk)
+        except torch.OutOfMemoryError:
+            if chunk <= SMALLEST_CHUNK:
+                raise
+        else:
+            return chunk
+        chunk //= 2
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def cache_bytes(head: OutputHead, tokens: int) -> int:
@@ -119,10 +137,10 @@ def against_pytorch(head: OutputHead, tokens: np.ndarray, execution: str) -> dic
     }
 
 
-def measure_prefill(head: OutputHead, tokens: np.ndarray, count: int) -> dict[str, Any]:
+def measure_prefill(head: OutputHead, tokens: np.ndarray, count: int, chunk: int) -> dict[str, Any]:
     """A plain prefill of as many rows."""
-    seconds, peak, _ = timed(lambda: plain_prefill(head, tokens[:count]))
-    return {"seconds": seconds, "row_tokens_per_s": ROWS * count / seconds, "peak_bytes": peak}
+    seconds, peak, _ = timed(lambda: plain_prefill(head, tokens[:count], chunk))
+    return {"chunk": chunk, "seconds": seconds, "row_tokens_per_s": ROWS * count / seconds, "peak_bytes": peak}
 
 
 def measure_engine(head: OutputHead, tokens: np.ndarray, count: int, execution: str) -> dict[str, Any]:
@@ -175,7 +193,7 @@ def compile_ahead(name: str, what: str) -> None:
     tokens = np.random.default_rng(0).integers(0, head.vocabulary, 2 * CHUNK + 1)
     with exact_float32():
         if what == "prefill":
-            plain_prefill(head, tokens[:-1])
+            prefill_chunk(head, tokens)
         else:
             score_document(head, document(tokens, 2 * CHUNK), forcing(what))
     torch.cuda.synchronize()
@@ -228,8 +246,8 @@ def measure(
         for execution in executions:
             score_document(head, warm, forcing(execution))
             say(f"engine is warm, {execution}")
-        plain_prefill(head, tokens[: 2 * CHUNK])
-        say("prefill is warm")
+        prefilled = prefill_chunk(head, tokens)
+        say(f"prefill is warm, chunk {prefilled}")
         ready()
         for count in lengths:
             run: dict[str, Any] = {"tokens": count}
@@ -241,7 +259,7 @@ def measure(
                     say(f"{count} tokens, {execution}: {rate[execution]:.0f} row-tokens/s")
                     save(record)
             if fits("prefill", count):
-                run["prefill"] = measure_prefill(head, tokens, count)
+                run["prefill"] = measure_prefill(head, tokens, count, prefilled)
                 rate["prefill"] = run["prefill"]["row_tokens_per_s"]
                 say(f"{count} tokens, prefill: {rate['prefill']:.0f} row-tokens/s")
                 for engine in run.get("engine", ()):
@@ -256,7 +274,7 @@ def measure(
                 record["breakdown"] = {
                     "tokens": 2 * CHUNK,
                     "engine": breakdown(lambda: score_document(head, warm, forcing(executions[0]))),
-                    "prefill": breakdown(lambda: plain_prefill(head, tokens[: 2 * CHUNK])),
+                    "prefill": breakdown(lambda: plain_prefill(head, tokens[: 2 * CHUNK], prefilled)),
                 }
                 save(record)
     return record

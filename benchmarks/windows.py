@@ -3,8 +3,9 @@
     python benchmarks/windows.py time [--out windows.json]      on a CUDA device
     python benchmarks/windows.py compile [--shape NAME]         without one: registers, stack and shared memory on sm_90
 
-`time` exits with 1, and times nothing, where a kernel disagrees with the PyTorch path. Rows are the reference and the
-five default arms of nvfp4, one document, 1,024 tokens.
+`time` exits with 1, and times nothing, where a kernel disagrees with the PyTorch path. One document, chunks of 2,048
+tokens, several sets of rows. `--ready` and `--wait` name files that let several processes warm up together and
+measure in turn.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +38,15 @@ from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
 from replayssm.triton_walk import FOLD_WARPS, STAGES, prepare_warps, tile_rows, warps
 
-TOKENS = 1024
+TOKENS = 2048
 LAYER = 0
 PRODUCTS = {"ieee": 0, "tf32": 1, "bf16": 2, "bf16x6": 4}
-POLICIES = (REFERENCE, *precision_arms("nvfp4"))
+LAYERS = 8
+ROWS = {
+    "reference and five arms of nvfp4": (REFERENCE, *precision_arms("nvfp4")),
+    "six float32 rows": (Policy.parse("shared:fp32@L=16"),) * 6,
+    "two rows rounded to fp16 after every token": (Policy.parse("conventional:fp16+sr"),) * 2,
+}
 FORMATS = {
     "fp32": (),
     "fp16+sr": ((2, 0, 1, 128, 0.0, True),),
@@ -110,47 +118,84 @@ def check(shape: LayerShape, device: torch.device) -> dict[str, float]:
     return {"relative_error_float32": error, "stored_elements_that_differ": wrong}
 
 
-def seconds_of(shape: LayerShape, execution: str, device: torch.device) -> float:
-    """Median seconds of one chunk, after two that are not counted."""
-    inputs = inputs_of(shape, len(POLICIES), TOKENS, device)
-    states = bank(POLICIES, execution)
+def step(states: StateBank, shape: LayerShape, inputs: TokenInputs) -> None:
+    """The next tokens of every layer."""
+    for layer in range(LAYERS):
+        states.advance(layer, shape.recurrence, inputs)
+
+
+def seconds_of(shape: LayerShape, execution: str, policies: Sequence[Policy], device: torch.device) -> dict[str, Any]:
+    """Median seconds of one layer and the microseconds of its kernels, which run side by side and so add up to more.
+
+    Layers of a model share the tables of a chunk, so some layers are timed together, after two chunks that only warm
+    up.
+    """
+    inputs = inputs_of(shape, len(policies), TOKENS, device)
+    states = bank(policies, execution)
+    for _ in range(2):
+        step(states, shape, inputs)
+    torch.cuda.synchronize()
     times: list[float] = []
-    for step in range(7):
+    for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        states.advance(LAYER, shape.recurrence, inputs)
+        step(states, shape, inputs)
         end.record()
         torch.cuda.synchronize()
-        if step >= 2:
-            times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[len(times) // 2]
+        times.append(start.elapsed_time(end) / 1e3 / LAYERS)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step(states, shape, inputs)
+        torch.cuda.synchronize()
+    events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    return {
+        "seconds": sorted(times)[len(times) // 2],
+        "kernels_us": {e.key[:60]: e.self_device_time_total / LAYERS for e in events[:8]},
+    }
 
 
-def run_time(out: Path | None) -> int:
-    """Check and time every shape."""
+def run_time(
+    names: Sequence[str], executions: Sequence[str], out: Path | None, *, checked: bool, begin: Callable[[], None]
+) -> int:
+    """Check and time some shapes."""
     if not torch.cuda.is_available():
         print("expected a CUDA device, found none; `compile` works without one", file=sys.stderr)
         return 2
     device = torch.device("cuda")
     records: list[dict[str, Any]] = []
     with exact_float32(), torch.inference_mode():
-        for name, shape in SHAPES.items():
-            found = check(shape, device)
-            records.append({"shape": name, "device": torch.cuda.get_device_name(device), "check": found})
+        for name in names:
+            records.append({"shape": name, "device": torch.cuda.get_device_name(device)})
+            if not checked:
+                continue
+            found = check(SHAPES[name], device)
+            records[-1]["check"] = found
             print(name, found, flush=True)
             # 128 products of float32 and 96 tokens, each sum off by half a unit: 4 deviations of their random walk.
-            bound = 8 * 2.0**-24 * (shape.d_k + 3 * 96) ** 0.5
+            bound = 8 * 2.0**-24 * (SHAPES[name].d_k + 3 * 96) ** 0.5
             if found["relative_error_float32"] > bound or found["stored_elements_that_differ"]:
                 return 1
+        for name, execution, policies in product(names, executions, ROWS.values()):
+            inputs = inputs_of(SHAPES[name], len(policies), 48, device)
+            bank(policies, execution).advance(LAYER, SHAPES[name].recurrence, inputs)
+        torch.cuda.synchronize()
+        begin()
         for record in records:
             shape = SHAPES[record["shape"]]
-            record["seconds_per_chunk"] = {
-                execution: seconds_of(shape, execution, device)
-                for execution in ("triton", "triton:bf16x6", "triton:tf32", "triton:bf16", "torch")
-            }
-            print(record["shape"], record["seconds_per_chunk"], flush=True)
+            for label, policies in ROWS.items():
+                record[label] = {execution: seconds_of(shape, execution, policies, device) for execution in executions}
+                print(record["shape"], label, record[label], flush=True)
             if out is not None:
-                out.write_text(json.dumps({"rows": [str(p) for p in POLICIES], "tokens": TOKENS, "layers": records}))
+                out.write_text(
+                    json.dumps(
+                        {
+                            "rows": {label: [str(p) for p in rows] for label, rows in ROWS.items()},
+                            "tokens": TOKENS,
+                            "layers": records,
+                        },
+                        indent=1,
+                    )
+                    + "\n"
+                )
     return 0
 
 
@@ -227,11 +272,23 @@ def main() -> int:
     parser.add_argument("what", choices=("time", "compile"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--shape", choices=tuple(SHAPES))
-    parser.add_argument("--products", choices=tuple(PRODUCTS), default="ieee", help="of the kernels to compile")
+    parser.add_argument("--products", choices=tuple(PRODUCTS), default="bf16x6", help="of the kernels to compile")
+    parser.add_argument("--executions", nargs="+", default=["triton", "triton:tf32", "triton:bf16"], help="to time")
+    parser.add_argument("--unchecked", action="store_true", help="time what was checked before")
+    parser.add_argument("--ready", type=Path, help="made when the first kernels are warm")
+    parser.add_argument("--wait", type=Path, help="measuring begins when this exists")
     arguments = parser.parse_args()
+
+    def begin() -> None:
+        if arguments.ready is not None:
+            arguments.ready.touch()
+        while arguments.wait is not None and not arguments.wait.exists():
+            time.sleep(0.05)
+
+    names = [arguments.shape] if arguments.shape else tuple(SHAPES)
     if arguments.what == "time":
-        return run_time(arguments.out)
-    return run_compile([arguments.shape] if arguments.shape else tuple(SHAPES), PRODUCTS[arguments.products])
+        return run_time(names, arguments.executions, arguments.out, checked=not arguments.unchecked, begin=begin)
+    return run_compile(names, PRODUCTS[arguments.products])
 
 
 if __name__ == "__main__":

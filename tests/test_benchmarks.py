@@ -44,11 +44,10 @@ def test_configurations_have_the_layers_of_the_paper(name: str, shape: str, laye
 def test_prefill_and_the_size_of_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     speed = script("engine_speed")
     head = OutputHead(tiny.shared("qwen3_5"))
-    monkeypatch.setattr(speed, "CHUNK", 4)
     ten = speed.cache_bytes(head, 10)
     monkeypatch.setattr(speed, "ROWS", 1)
     assert ten == 30 * speed.cache_bytes(head, 2) > 0
-    speed.plain_prefill(head, np.arange(9) % head.vocabulary)
+    speed.plain_prefill(head, np.arange(9) % head.vocabulary, 4)
 
 
 @pytest.mark.parametrize("words", [("h200.py",), ("engine_speed.py", "qwen3.5-4b")])

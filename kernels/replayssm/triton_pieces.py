@@ -100,7 +100,7 @@ def advance(
     return outputs, state
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "longest"])
 def walk_kernel(
     reads_ptr,
     keys_ptr,
@@ -182,7 +182,7 @@ def walk_kernel(
             )
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "longest"])
 def serve_kernel(
     reads_ptr,
     keys_ptr,

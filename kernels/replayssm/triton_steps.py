@@ -44,7 +44,7 @@ def token_inputs(
     return query, key, value, tl.exp(log_decay), beta
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "longest"])
 def step_kernel(
     query_ptr,
     key_ptr,

@@ -148,7 +148,7 @@ def _first_row_off(inputs: TokenInputs) -> dict[str, torch.Tensor | None]:
 
 
 EXACT_ARMS = (
-    "conventional:fp32",
+    "conventional:fp8+sr",
     "shared:nvfp4@L=8",
     "shared:fp8+sr@L=5",
     "separate:nvfp4+sr/fp16+sr@L=8",
