@@ -274,7 +274,7 @@ def advance(
     """
     count = slot_index.shape[0]
     launch_kernel(
-        _kernel("replayssm.decode_device", "advance_cursors_kernel"),
+        _kernel("replayssm.decode_records", "advance_cursors_kernel"),
         (-(-count // rows_per_program),),
         slot_index,
         cursors.records,
@@ -367,7 +367,7 @@ def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out:
 
 
 def _form(slots: DecodeSlots, words: bool) -> int:
-    """How the copy that serves outputs is read; see `replayssm.decode_device`."""
+    """How the copy that serves outputs is read; see `replayssm.decode_tiles`."""
     kernel, block_k = slots.copies[-1].kernel, block(slots.shape.d_k)
     groups = block_k // kernel.group_keys
     if words and slots.input_dtype is torch.bfloat16 and slots.shape.recurrence is not Recurrence.KDA:

@@ -14,32 +14,40 @@ sequences which flush, and one that finds them.
 import triton
 import triton.language as tl
 
-from replayssm.decode_device import (
-    FLUSHES_ONLY,
-    MATRIX,
-    READS_ONLY,
-    UNROLL,
-    WIDE,
+from replayssm.decode_chunks import (
     chunk,
     chunk_product,
     chunks,
     decoded,
-    due_rows,
     fetch,
-    fetch_tile,
-    fold_window,
     inner_product,
+)
+from replayssm.decode_records import (
+    FLUSHES_ONLY,
+    READS_ONLY,
+    due_rows,
+    fold_window,
     later_decays,
-    load_tile,
-    matrix_products,
-    read_tile,
     record_chunk,
     record_chunks,
+)
+from replayssm.decode_tiles import (
+    MATRIX,
+    WIDE,
+    fetch_tile,
+    load_tile,
+    read_tile,
     store_tile,
+)
+from replayssm.decode_words import (
+    matrix_products,
     vector_pairs,
 )
 from replayssm.formats.triton_bits import E2M1
 from replayssm.formats.triton_ops import SCALE_NONE
+
+UNROLL = tl.constexpr(4)
+"""Records of a window that are on their way at a time where they are replayed one by one."""
 
 
 @triton.jit

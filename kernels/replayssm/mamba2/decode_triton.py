@@ -12,27 +12,33 @@ and the float32 step size and log-decay of each token, so nothing is lost and 16
 import triton
 import triton.language as tl
 
-from replayssm.decode_device import (
-    FLUSHES_ONLY,
-    MATRIX,
-    READS_ONLY,
-    WIDE,
+from replayssm.decode_chunks import (
     chunk,
     chunk_product,
     chunks,
     decoded,
-    due_rows,
     fetch,
-    fetch_tile,
-    fold_window,
     inner_product,
+)
+from replayssm.decode_records import (
+    FLUSHES_ONLY,
+    READS_ONLY,
+    due_rows,
+    fold_window,
     later_decays,
-    load_tile,
-    matrix_products,
-    read_tile,
     record_chunk,
     record_chunks,
+)
+from replayssm.decode_tiles import (
+    MATRIX,
+    WIDE,
+    fetch_tile,
+    load_tile,
+    read_tile,
     store_tile,
+)
+from replayssm.decode_words import (
+    matrix_products,
     vector_pairs,
 )
 from replayssm.formats.triton_bits import E2M1
