@@ -8,9 +8,10 @@ import torch
 
 from replayeval.cli import main
 from replayeval.engine import bench_kernels as bench
-from replayeval.engine import kernel_cases, kernel_peers
-from replayeval.engine.bench_kernels import KernelBench, check, require_cuda
+from replayeval.engine import kernel_cases, kernel_checks, kernel_peers
+from replayeval.engine.bench_kernels import KernelBench, require_cuda
 from replayeval.engine.kernel_cases import SHAPES, LayerSets, random_slots
+from replayeval.engine.kernel_checks import OUTPUT_LIMIT, STATE_LIMIT, check, check_peers
 from replayeval.engine.kernel_peers import Peer, check_peer, peers
 from replayeval.errors import ConfigError, NumericsError
 from replayssm.decode_reference import ReferenceDecoder
@@ -88,19 +89,19 @@ def test_floors_of_the_measured_card() -> None:
 @pytest.mark.parametrize("policy", ["shared:fp32@L=2", "separate:fp8/fp32@L=2"])
 def test_kernels_are_checked_before_they_are_timed(tiny: torch.Generator, policy: str) -> None:
     found = check("tiny", policy, tiny, batch=2, steps=3)
-    assert 0 < found.state_error <= bench.STATE_LIMIT
-    assert 0 < found.output_error <= bench.OUTPUT_LIMIT
-    assert 0 < bench.check_peers("tiny", tiny).output_error <= bench.OUTPUT_LIMIT
+    assert 0 < found.state_error <= STATE_LIMIT
+    assert 0 < found.output_error <= OUTPUT_LIMIT
+    assert 0 < check_peers("tiny", tiny).output_error <= OUTPUT_LIMIT
 
 
 def test_a_wrong_kernel_stops_the_run(tiny: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = bench.decode_step
+    step = kernel_checks.decode_step
 
     def wrong(slots: object, *args: object, **kwargs: object) -> None:
         step(slots, *args, **kwargs)  # type: ignore[arg-type]
         slots.records["dt"].mul_(1.01)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(bench, "decode_step", wrong)
+    monkeypatch.setattr(kernel_checks, "decode_step", wrong)
     with pytest.raises(NumericsError, match="nothing was timed"):
         check("tiny", "shared:fp32@L=3", tiny, batch=2, steps=4)
 
@@ -110,10 +111,10 @@ def test_a_wrong_peer_stops_the_run(tiny: torch.Generator) -> None:
     token = kernel_cases.random_token(TINY, 2, torch.bfloat16, tiny)
     expected = ReferenceDecoder(slots, tokens=[0, 0]).step(token, [0, 1])
     peer = next(peers(Recurrence.MAMBA2))
-    assert check_peer(peer, slots, token, expected, bench.OUTPUT_LIMIT) > 0
+    assert check_peer(peer, slots, token, expected, OUTPUT_LIMIT) > 0
     lazy = Peer(name="lazy", configuration="none", run=lambda *_: None)
     with pytest.raises(NumericsError, match="lazy"):
-        check_peer(lazy, slots, token, expected, bench.OUTPUT_LIMIT)
+        check_peer(lazy, slots, token, expected, OUTPUT_LIMIT)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
