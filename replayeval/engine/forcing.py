@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -205,6 +206,19 @@ def score_document(
     started = time.perf_counter()
     targets = _targets(document)
     parts: list[TokenScores] = []
+    pending: list[tuple[int, _OnItsWay]] = []
+
+    def settle() -> None:
+        for first, coming in pending:
+            scores = coming.arrived()
+            if not bool(scores.reference_finite.all()):
+                raise NumericsError(
+                    "expected finite logits of the float32 reference, got NaN or infinity in tokens "
+                    f"{first} to {first + len(scores.reference_finite) - 1} of document {document.index} "
+                    f"({document.doc_id}); the weights or the dtype of the model cannot carry this text"
+                )
+            parts.append(scores)
+        pending.clear()
 
     def collect(position: int, hidden: Tensor) -> None:
         skip = max(0, forcing.prefill_tokens - position)
@@ -213,17 +227,14 @@ def score_document(
             kept = hidden[:, skip:]
             if forcing.scorer is Scorer.TRITON:
                 scores = score_streaming(head, kept, wanted)
-                if not parts:
+                if not parts and not pending:
                     check_streaming(head, kept, wanted, scores)
             else:
                 scores = score_tokens(head.logits, kept, wanted)
-            if not bool(scores.reference_finite.all()):
-                raise NumericsError(
-                    "expected finite logits of the float32 reference, got NaN or infinity in tokens "
-                    f"{position + skip} to {position + hidden.shape[1] - 1} of document {document.index} "
-                    f"({document.doc_id}); the weights or the dtype of the model cannot carry this text"
-                )
-            parts.append(_on_cpu(scores))
+            # Only now is the pass before waited for, while the device has this one to do.
+            coming = _OnItsWay(scores)
+            settle()
+            pending.append((position + skip, coming))
         if progress is not None:
             progress(hidden.shape[1])
 
@@ -234,6 +245,7 @@ def score_document(
         sequences=[document.index],
         chunk_done=collect,
     )
+    settle()
     return _assemble(document, forcing, parts, seconds=time.perf_counter() - started)
 
 
@@ -244,8 +256,21 @@ def _targets(document: DocumentTokens) -> Int64[Tensor, " time"]:
     return torch.as_tensor(targets)
 
 
-def _on_cpu(scores: TokenScores) -> TokenScores:
-    return TokenScores(**{name: value.cpu() for name, value in vars(scores).items()})
+class _OnItsWay:
+    """Scores that a device is still computing, and that are copied to the CPU once it has."""
+
+    def __init__(self, scores: TokenScores) -> None:
+        self._scores = TokenScores(**{k: v.to("cpu", non_blocking=True) for k, v in vars(scores).items()})
+        self._event: Any = None
+        if scores.kl_nats.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(scores.kl_nats.device))
+
+    def arrived(self) -> TokenScores:
+        """Wait for them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._scores
 
 
 def _assemble(
