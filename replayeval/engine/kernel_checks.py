@@ -143,7 +143,7 @@ class Checker:
 
     Args:
         workers: Processes.
-        left: Seconds that are left; checks are waited for while there are some.
+        left: Seconds that are left; checks are waited for during half of them.
 
     Attributes:
         passed: What was found.
@@ -174,7 +174,7 @@ class Checker:
             NumericsError: A peer is wrong.
             ConfigError: A peer is missing.
         """
-        wait(self._running.values(), timeout=max(0.0, min(self._left(), 1e6)))
+        wait(self._running.values(), timeout=max(0.0, min(0.5 * self._left(), 1e6)))
         for key, future in self._running.items():
             if not future.done():
                 self.refused[str(key)] = "not checked in time"
