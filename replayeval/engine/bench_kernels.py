@@ -169,8 +169,9 @@ def bench_kernels(
             bench.case(name, main, [base])
         others = [f"shared:fp32@L={w}" for w in windows if w != WINDOW]
         for name in shapes:
-            for text in others:
-                checker.start(name, text, bench.chosen(name, main))
+            launch = bench.chosen(name, main)
+            for text in others if launch is not None else []:
+                checker.start(name, text, launch)
         # Nothing is timed while something is checked.
         checker.wait()
         for name in shapes:
@@ -208,9 +209,10 @@ class _Bench:
         self.peers: dict[str, str] = {}
         self.left_out: list[str] = []
 
-    def chosen(self, name: str, batch: int) -> Launch:
-        """The launch that suits the float32 policy of a layer at a batch."""
-        return self._cases[name, batch].launch
+    def chosen(self, name: str, batch: int) -> Launch | None:
+        """The launch that suits the float32 policy of a layer at a batch; None if that was not timed."""
+        case = self._cases.get((name, batch))
+        return None if case is None else case.launch
 
     def _right(self, name: str, text: str) -> set[Launch]:
         return {launch for n, t, launch in self._checker.passed if launch and (n, t) == (name, text)}
@@ -263,19 +265,8 @@ class _Case:
         self._clock = clock
         self._generator = generator
         self._speeds = speeds
-        self._launch: Launch | None = None
+        self.launch: Launch | None = None
         self._peer_seconds = self._own_seconds = float("nan")
-
-    @property
-    def launch(self) -> Launch:
-        """That of the first float32 policy.
-
-        Raises:
-            ValueError: None was timed.
-        """
-        if self._launch is None:
-            raise ValueError("expected a float32 policy to have been timed first")
-        return self._launch
 
     def conventional(self, right: set[Launch] | None = None) -> str:
         """Time the field's kernel and this project's with a window of one; returns the peer's best configuration."""
@@ -297,15 +288,15 @@ class _Case:
         """
         sets = self._sets(policy)
         window = policy.window_tokens
-        if self._launch is None or not policy.is_lossless:
+        if self.launch is None or not policy.is_lossless:
             tried = [c for c in sets.candidates() if right is None or c in right]
         else:
-            tried = [self._launch]
+            tried = [self.launch]
         found = {c: sets.cycle_seconds(self._clock, c, staggered=True) for c in tried}
         launch = min(found, key=lambda c: found[c])
         cycle = found[launch]
         if policy.is_lossless:
-            self._launch = launch
+            self.launch = launch
         middle = window // 2
         return KernelTiming(
             shape=self._name,
