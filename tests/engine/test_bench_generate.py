@@ -76,6 +76,45 @@ def test_a_tie_within_rounding_is_no_difference() -> None:
             module.TIE = original
 
 
+def test_random_weights_may_differ_as_far_as_transformers_does_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = OutputHead(tiny.shared("qwen3_5"))
+    ids = tiny.token_ids(1, 5)
+    with torch.inference_mode():
+        logits = head.logits(head.hidden(ids))[0, -1]
+    first, second = logits.argsort(descending=True)[:2].tolist()
+    gap = float((logits[first] - logits[second]) / logits.abs().max())
+    ways = {"own": 0.0}
+    monkeypatch.setattr(module, "_own_difference", lambda *_, **__: ways["own"])
+
+    def outcome(tie: float, own: float) -> object:
+        monkeypatch.setattr(module, "TIE", {**module.TIE, torch.float32: tie})
+        ways["own"] = own
+        try:
+            return module._check(head, ids, [[first]], [[second]])
+        except NumericsError as error:
+            return str(error)
+
+    assert outcome(1.01 * gap, 0.0) == (0, 1)
+    assert "nothing was timed" in str(outcome(gap / 3, gap / 3))
+    assert outcome(gap / 3, 0.51 * gap) == (0, 1)
+    assert "nothing was timed" in str(outcome(gap / 5, 9.0))
+
+
+def test_the_difference_of_transformers_from_itself_is_that_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = OutputHead(tiny.shared("qwen3_5"))
+    ids = tiny.token_ids(1, 9)[0]
+    with torch.inference_mode():
+        logits = head.logits(head.hidden(ids[None]))[0, -1]
+    assert 0 < module._own_difference(head, ids, logits, steps=4) < module.TIE[torch.float32]
+    hidden = OutputHead.hidden
+    monkeypatch.setattr(
+        OutputHead,
+        "hidden",
+        lambda self, tokens, cache=None, start=0, **_: hidden(self, tokens if start == 0 else tokens + 1, cache, start),
+    )
+    assert module._own_difference(head, ids, logits, steps=4) > 100 * module.TIE[torch.float32]
+
+
 def test_prompts_of_different_lengths_are_refused() -> None:
     with pytest.raises(ConfigError, match="one length"):
         bench_generate(OutputHead(tiny.shared("mamba2")), [*prompts(1, 4), *prompts(1, 5)], [], new_tokens=2)
