@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import binomtest
 
 from replayeval.report.schema import ArmReport, KLReport, RoundingRatio
 from replayeval.report.text import tokens_label, with_interval
+from replayeval.stats.bootstrap import DocumentResampler, ratio_interval
 from replayssm.policy import Policy
 
 Records = Mapping[str, Mapping[str, Any]]
@@ -78,19 +79,19 @@ def measured_tables(measurements: Mapping[str, Mapping[str, Any]]) -> str:
     rows: list[list[str]] = []
     for name, values in measurements.items():
         for report in values["reports"]:
-            answers = report["answers"]
-            low, high = binomtest(round(report["recall"] * answers), answers).proportion_ci(method="wilson")
             bits = report["english_bits_per_byte"]
             rows.append(
                 [
                     f"`{name}`",
                     f"{report['tokens']:,}",
-                    f"{100 * report['recall']:.1f}% [{100 * low:.1f}, {100 * high:.1f}]",
-                    f"{answers:,}",
+                    f"{100 * report['recall']:.1f}%{_by_book(report['by_book'])}",
+                    f"{report['answers']:,} in {len(report['by_book'])}",
+                    _share(report["not_latest"]),
                     f"{bits:.3f} bits/byte (perplexity {2**bits:.2f} per byte)",
                 ]
             )
-    lines = _table(["model", "tokens", "recall", "answers", "held-out English"], rows)
+    head = ["model", "tokens", "recall", "answers in books", "recall that needs the key", "held-out English"]
+    lines = _table(head, rows)
     for key, title in (("by_kind", "task"), ("by_distance", "distance in tokens, from")):
         heads = list(next(iter(measurements.values()))["reports"][0][key])
         rows = [
@@ -110,6 +111,13 @@ def measured_tables(measurements: Mapping[str, Mapping[str, Any]]) -> str:
         f"{'; '.join(told)}. Each model's `measurements.json` lists them all.",
     ]
     return "\n".join(lines)
+
+
+def _by_book(books: Sequence[tuple[int, int]]) -> str:
+    resampler = DocumentResampler(len(books), seed=0)
+    right, asked = (resampler.totals([np.array([book[i]], dtype=np.float64) for book in books]) for i in (0, 1))
+    interval = ratio_interval(right, asked, units=resampler.units)
+    return "" if interval is None else f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _share(tally: Sequence[float | None]) -> str:

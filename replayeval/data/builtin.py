@@ -8,8 +8,7 @@ from replayeval.data.sources import RawDocument, text_document
 from replayeval.data.tokenizing import Tokenizer, encode
 from replayeval.errors import ConfigError
 
-# Tokens of the built-in tokenizer for one of another tokenizer at most, whose tokens may be longer.
-_TOKENS_PER_TOKEN = 3
+_SAMPLE_TOKENS = 4096
 
 
 def builtin_documents(
@@ -28,12 +27,23 @@ def builtin_documents(
     """
     corpus = _corpus(docs, tokens, seed)
     if tokenizer is not None and corpus and not _is_ours(tokenizer, corpus[0].ids):
-        for document in _corpus(docs, tokens * _TOKENS_PER_TOKEN, seed):
-            text = _decode(document.ids)
-            yield text_document(text, name=document.doc_id, where=document.doc_id)
+        for name, text in _long_enough(tokenizer, docs, tokens, seed):
+            yield text_document(text, name=name, where=name)
         return
     for document in corpus:
         yield RawDocument(name=document.doc_id, token_ids=document.ids)
+
+
+def _long_enough(tokenizer: Tokenizer, docs: int, tokens: int, seed: int) -> list[tuple[str, str]]:
+    # Documents follow each other in one excerpt of English: text beyond what is read would be wasted, and documents
+    # would share text before the excerpt is used up.
+    theirs = min(len(encode(tokenizer, _decode(sample.ids))) for sample in _corpus(2, _SAMPLE_TOKENS, seed))
+    ours = tokens * _SAMPLE_TOKENS // max(1, theirs) + 16
+    while True:
+        texts = [(document.doc_id, _decode(document.ids)) for document in _corpus(docs, ours, seed)]
+        if all(len(encode(tokenizer, text)) >= tokens for _, text in texts):
+            return texts
+        ours += ours // 16 + 1
 
 
 def _corpus(docs: int, tokens: int, seed: int) -> list[Any]:

@@ -117,6 +117,14 @@ def test_builtin_for_another_tokenizer_is_text() -> None:
         assert not np.array_equal(document.token_ids, original.token_ids[:300])
 
 
+def test_english_of_another_tokenizer_is_not_read_twice() -> None:
+    documents = load_documents("builtin", bpe(), docs=8, tokens=6000, lengths=[6000])
+    english = [str(bpe().decode(document.token_ids.tolist())) for document in documents[1::2]]
+    windows = [{text[start : start + 200] for start in range(0, len(text) - 200)} for text in english]
+    assert all(windows[i].isdisjoint(windows[j]) for i in range(4) for j in range(i))
+    assert all(len(document) == 6000 for document in documents)
+
+
 def test_builtin_refusals_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="built-in documents"):
         load_documents("builtin", None, docs=1, tokens=10, seed=-1)

@@ -1,5 +1,6 @@
 """The built-in corpus, tokenizer, checkpoints and training script."""
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -17,9 +18,10 @@ from replayeval.errors import ConfigError
 from replayeval.models.builtin import words
 from replayeval.models.builtin.batches import training_batch
 from replayeval.models.builtin.catalog import BUILTIN_MODELS, builtin_path
-from replayeval.models.builtin.config import load_config
+from replayeval.models.builtin.config import load_config, parse_config
 from replayeval.models.builtin.documents import DocumentKind, builtin_corpus, builtin_documents
 from replayeval.models.builtin.evaluate import answers_right, evaluate
+from replayeval.models.builtin.export import training_runs
 from replayeval.models.builtin.gdn import GDNShape, GDNTrainer
 from replayeval.models.builtin.mamba2 import Mamba2Shape, Mamba2Trainer
 from replayeval.models.builtin.recall import BookStyle, TaskKind, write_book
@@ -129,6 +131,24 @@ def test_a_fact_stated_anew_is_asked_with_its_last_value() -> None:
                 assert before[-1] == decode(book.ids[answer.start : answer.stop])
                 renewed += len(before) > 1
     assert renewed > 5
+
+
+def test_answers_that_need_no_key_are_marked() -> None:
+    seen: set[bool] = set()
+    for index in range(4):
+        book = write_book(seed=3, index=index, tokens=6000, verses=held_out_english().verses, style=BookStyle())
+        text = decode(book.ids)
+        for answer in book.answers:
+            if answer.kind is TaskKind.NUMBER:
+                stated = re.findall(r"The number of \w+ is (\d+)", text[: len(decode(book.ids[: answer.start]))])
+                assert answer.latest == (stated[-1] == decode(book.ids[answer.start : answer.stop]))
+                seen.add(answer.latest)
+    assert seen == {True, False}
+
+
+def test_an_unknown_kind_of_document_is_refused() -> None:
+    with pytest.raises(ValueError, match="poem"):
+        builtin_corpus(1, 100, mixture=("poem",))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_more_facts_than_keys_can_serve_are_refused() -> None:
@@ -316,12 +336,34 @@ def test_training_is_reproducible_and_resumes(tmp_path: Path, architecture: str)
     main([*common, "--out", str(tmp_path / "a")])
     main([*common, "--out", str(tmp_path / "b"), "--max-seconds", "0"])
     interrupted = (tmp_path / "b" / "model" / "model.safetensors").read_bytes()
+    assert [run["last_step"] for run in training_runs(tmp_path / "b" / "model")] == [1]
+    assert "256 tokens in 1 steps" in (tmp_path / "b" / "model" / "README.md").read_text(encoding="utf-8")
     main([*common, "--out", str(tmp_path / "b"), "--resume"])
     weights = (tmp_path / "a" / "model" / "model.safetensors").read_bytes()
     assert weights == (tmp_path / "b" / "model" / "model.safetensors").read_bytes()
     assert weights != interrupted
     assert "bits/byte" in (tmp_path / "a" / "model" / "README.md").read_text(encoding="utf-8")
     AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "model")
+
+
+@pytest.mark.usefixtures("_small_text")
+def test_a_card_names_the_runs_that_came_before(tmp_path: Path) -> None:
+    config = json.loads(_tiny_config(tmp_path / "config.json", "gdn").read_text(encoding="utf-8"))
+    config |= {"stages": config["stages"][:1], "initial_weights": str(tmp_path / "a" / "model")}
+    (tmp_path / "more.json").write_text(json.dumps(config), encoding="utf-8")
+    for name, out in (("config", "a"), ("more", "b")):
+        common = ["--device", "cpu", "--final-docs", "128:2", "--out", str(tmp_path / out)]
+        main(["--config", str(tmp_path / f"{name}.json"), *common])
+    assert [len(run["stages"]) for run in training_runs(tmp_path / "b" / "model")] == [2, 1]
+    card = (tmp_path / "b" / "model" / "README.md").read_text(encoding="utf-8")
+    assert card.index("448 tokens in 2 steps") < card.index("256 tokens in 1 steps")
+
+
+@pytest.mark.parametrize("architecture", BUILTIN_MODELS)
+def test_shipped_weights_came_from_the_packaged_configurations(architecture: str) -> None:
+    runs = training_runs(builtin_path(architecture))
+    packaged = [load_config(CONFIGS / f"{architecture}{suffix}.json") for suffix in ("", "-adapt")]
+    assert [parse_config(run, CONFIGS) for run in runs] == packaged
 
 
 @pytest.mark.parametrize("architecture", BUILTIN_MODELS)
@@ -336,6 +378,44 @@ def test_unknown_configuration_keys_are_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8").replace("warmup_steps", "warm_up"), encoding="utf-8")
     with pytest.raises(ConfigError, match="warm_up"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": -1}, "seed has to be"),
+        ({"seed": "x"}, "seed has to be"),
+        ({"rate": "fast"}, "rate has to be"),
+        ({"english_share": 1.5}, "english_share has to be"),
+        ({"log_every": 0}, "log_every has to be"),
+        ({"last_step": 0}, "last_step has to be"),
+        ({"stages": []}, "stages is empty"),
+        ({"stages": [{"tokens": 0, "rows": 1, "steps": 1}]}, "tokens, rows and steps"),
+        ({"stages": [{"tokens": 8}]}, "rows"),
+        ({"architecture": "kda"}, "kda"),
+    ],
+)
+def test_unusable_configurations_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = _tiny_config(tmp_path / "config.json", "gdn")
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)
+
+
+def test_a_configuration_that_is_no_object_or_lacks_a_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[1]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="JSON object"):
+        load_config(path)
+    path.write_text('{"architecture": "gdn", "shape": {}, "seed": 1}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="'stages' is missing"):
+        load_config(path)
+
+
+def test_a_shape_that_cannot_be_built_is_refused(tmp_path: Path) -> None:
+    config = load_config(_tiny_config(tmp_path / "config.json", "gdn"))
+    with pytest.raises(ConfigError, match="unusable shape"):
+        build_model(dataclasses.replace(config, shape={"layers": "many"}))
 
 
 def test_batches_mark_answers(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """The training configuration of a built-in model: a strict JSON file."""
 
 import json
+import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from replayeval.errors import ConfigError
 
@@ -117,6 +118,28 @@ class TrainConfig:
         return min(1.0, (step + 1) / max(1, self.warmup_steps), max(0.0, (total - step) / falling))
 
 
+def _check(config: TrainConfig) -> None:
+    whole = ("seed", "warmup_steps", "workers")
+    positive = ("log_every", "eval_every") + (("last_step",) if config.last_step is not None else ())
+    rates = ("matrix_rate", "rate", "weight_decay", "answer_weight", "context_weight")
+    shares = ("decay_share", "english_share", "generated_share")
+    limits: dict[str, tuple[type | tuple[type, ...], float, float]] = {
+        **{name: (int, 0, math.inf) for name in whole},
+        **{name: (int, 1, math.inf) for name in positive},
+        **{name: ((int, float), 0, math.inf) for name in rates},
+        **{name: ((int, float), 0, 1) for name in shares},
+    }
+    for name, (kind, low, high) in limits.items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+            raise ValueError(f"{name} has to be a number from {low} to {high}, got {value!r}")
+    if not config.stages:
+        raise ValueError("stages is empty")
+    for stage in config.stages:
+        if any(type(value) is not int or value < 1 for value in (stage.tokens, stage.rows, stage.steps)):
+            raise ValueError(f"a stage needs tokens, rows and steps of at least 1, got {stage}")
+
+
 def load_config(path: Path) -> TrainConfig:
     """Read a training configuration.
 
@@ -130,10 +153,12 @@ def load_config(path: Path) -> TrainConfig:
         ConfigError: When the file is missing, is not JSON, or has unknown, missing or unusable keys.
     """
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected a JSON training configuration at {path}: {error}") from error
-    return parse_config(raw, path)
+    if not isinstance(raw, dict):
+        raise ConfigError(f"expected a JSON object in {path}, got {type(raw).__name__}")
+    return parse_config(cast(dict[str, Any], raw), path)
 
 
 def parse_config(raw: dict[str, Any], source: Path) -> TrainConfig:
@@ -158,6 +183,10 @@ def parse_config(raw: dict[str, Any], source: Path) -> TrainConfig:
             "architecture": Architecture(raw["architecture"]),
             "stages": tuple(Stage(**stage) for stage in raw["stages"]),
         }
-        return TrainConfig(**(raw | typed))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"unusable training configuration {source}: {error!r}") from error
+        config = TrainConfig(**(raw | typed))
+        _check(config)
+        return config
+    except KeyError as error:
+        raise ConfigError(f"unusable training configuration {source}: the key {error} is missing") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"unusable training configuration {source}: {error}") from error

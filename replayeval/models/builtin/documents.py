@@ -86,8 +86,9 @@ def builtin_corpus(
         The documents in order.
 
     Raises:
-        ValueError: For a count, length or seed out of range, or an empty mixture.
+        ValueError: For a count, length or seed out of range, or an empty or unknown mixture.
     """
+    mixture = tuple(DocumentKind(kind) for kind in mixture)
     if docs < 0 or tokens < 1 or seed < 0 or not mixture:
         raise ValueError(
             f"expected docs >= 0, tokens >= 1, seed >= 0 and a non-empty mixture; "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from replayeval.models.builtin.documents import BuiltinDocument, DocumentKind, builtin_corpus
-from replayeval.models.builtin.recall import TaskKind
+from replayeval.models.builtin.recall import AnswerSpan, TaskKind
 from replayeval.models.builtin.tokenizer import token_bytes
 
 Logits = Callable[[Int64[Tensor, "rows time"]], Float[Tensor, "rows time vocab"]]
@@ -42,6 +42,8 @@ class ModelReport:
     Attributes:
         tokens: Length of the documents.
         recall: All answers.
+        recall_by_book: The answers of each recall book, which are not independent of each other.
+        not_latest: The answers that are not the newest value of their kind, which need the key (`AnswerSpan.latest`).
         by_kind: Answers by task.
         by_distance: Answers by distance, under the lower edge of the octave.
         english_bits_per_byte: Mean over held-out English.
@@ -50,6 +52,8 @@ class ModelReport:
 
     tokens: int
     recall: Tally
+    recall_by_book: tuple[Tally, ...]
+    not_latest: Tally
     by_kind: dict[str, Tally]
     by_distance: dict[int, Tally]
     english_bits_per_byte: float | None
@@ -61,6 +65,8 @@ class ModelReport:
             "tokens": self.tokens,
             "recall": self.recall.accuracy,
             "answers": self.recall.answers,
+            "by_book": [[tally.right, tally.answers] for tally in self.recall_by_book],
+            "not_latest": [self.not_latest.accuracy, self.not_latest.answers],
             "by_kind": {kind: [tally.accuracy, tally.answers] for kind, tally in self.by_kind.items()},
             "by_distance": {str(edge): [tally.accuracy, tally.answers] for edge, tally in self.by_distance.items()},
             "english_bits_per_byte": self.english_bits_per_byte,
@@ -110,7 +116,8 @@ def evaluate(
         The report.
     """
     documents = builtin_corpus(docs, tokens, seed)
-    hits: list[tuple[TaskKind, int, bool]] = []
+    hits: list[tuple[AnswerSpan, bool]] = []
+    books: list[Tally] = []
     losses: list[NDArray[np.float64]] = []
     sizes: list[NDArray[np.int64]] = []
     bytes_of = np.array([len(token) for token in token_bytes()])
@@ -127,7 +134,9 @@ def evaluate(
                 losses.append(nll_values[row])
                 sizes.append(bytes_of[document.ids[1:]])
             right = answers_right(document, greedy[row])
-            hits += [(a.kind, a.distance_tokens, ok) for a, ok in zip(document.answers, right, strict=True)]
+            hits += zip(document.answers, right, strict=True)
+            if document.kind is DocumentKind.RECALL:
+                books.append(_tally(right))
     quarters = (
         [
             float(part.sum() / size.sum()) / math.log(2)
@@ -139,9 +148,14 @@ def evaluate(
     nats, size = sum(float(x.sum()) for x in losses), sum(int(x.sum()) for x in sizes)
     return ModelReport(
         tokens=tokens,
-        recall=_tally([ok for _, _, ok in hits]),
-        by_kind={kind.value: _tally([ok for k, _, ok in hits if k is kind]) for kind in TaskKind},
-        by_distance={edge: _tally([ok for _, d, ok in hits if _edge(d) == edge]) for edge in DISTANCE_EDGES},
+        recall=_tally([ok for _, ok in hits]),
+        recall_by_book=tuple(books),
+        not_latest=_tally([ok for answer, ok in hits if not answer.latest]),
+        by_kind={kind.value: _tally([ok for answer, ok in hits if answer.kind is kind]) for kind in TaskKind},
+        by_distance={
+            edge: _tally([ok for answer, ok in hits if _edge(answer.distance_tokens) == edge])
+            for edge in DISTANCE_EDGES
+        },
         english_bits_per_byte=nats / size / math.log(2) if losses else None,
         english_bits_by_position=tuple(quarters),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from replayeval.models.builtin.config import TrainConfig
+from replayeval.models.builtin.config import TrainConfig, parse_config
 from replayeval.models.builtin.evaluate import HeadDecay
 from replayeval.models.builtin.gdn import GDNTrainer
 from replayeval.models.builtin.mamba2 import Mamba2Trainer
@@ -46,26 +46,42 @@ def save_model(model: GDNTrainer | Mamba2Trainer, directory: Path) -> None:
     save_tokenizer(directory)
 
 
+MEASUREMENTS = "measurements.json"
+
+
+def training_runs(directory: Path) -> list[dict[str, Any]]:
+    """Return the runs that made a model: the plain values of their configurations, the first run first.
+
+    Args:
+        directory: A model directory with its measurements; without them nothing is known.
+    """
+    path = directory / MEASUREMENTS
+    return json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+
+
 def write_card(
-    directory: Path, config: TrainConfig, reports: Sequence[dict[str, object]], spectrum: Sequence[HeadDecay]
+    directory: Path,
+    runs: Sequence[dict[str, Any]],
+    reports: Sequence[dict[str, object]],
+    spectrum: Sequence[HeadDecay],
 ) -> None:
     """Write the model card: data, steps, measurements, licence; and the same measurements as JSON.
 
     Args:
         directory: The model directory.
-        config: The training configuration.
+        runs: The training configurations as plain values, the first run first.
         reports: Measurements, one per document length.
         spectrum: Half-lives of the heads.
     """
     measurements: dict[str, Any] = {
-        "config": dataclasses.asdict(config),
-        "training_tokens": config.total_tokens,
-        "torch": torch.__version__,
+        "runs": list(runs),
+        "measured_with_torch": torch.__version__,
         "reports": list(reports),
         "half_life_tokens": [dataclasses.asdict(entry) for entry in spectrum],
     }
-    (directory / "measurements.json").write_text(json.dumps(measurements, indent=1) + "\n", encoding="utf-8")
-    (directory / "README.md").write_text(card_text(config, reports, spectrum), encoding="utf-8")
+    (directory / MEASUREMENTS).write_text(json.dumps(measurements, indent=1) + "\n", encoding="utf-8")
+    card = card_text([parse_config(run, directory / MEASUREMENTS) for run in runs], reports, spectrum)
+    (directory / "README.md").write_text(card, encoding="utf-8")
 
 
 def _percent(value: object) -> str:
@@ -76,7 +92,22 @@ def _bits(value: object) -> str:
     return f"{value:.3f} bits/byte (perplexity {2**value:.3f} per byte)" if isinstance(value, float) else "—"
 
 
-def card_text(config: TrainConfig, reports: Sequence[dict[str, Any]], spectrum: Sequence[HeadDecay]) -> str:
+def _run_text(config: TrainConfig) -> list[str]:
+    share = config.english_share
+    return [
+        f"{config.total_tokens:,} tokens in {config.total_steps:,} steps, seed {config.seed}, in this order:",
+        *(f"- {s.steps} steps of {s.rows} documents of {s.tokens} tokens" for s in config.stages),
+        *([f"- stopped after step {config.last_step}"] if config.last_step is not None else []),
+        "",
+        f"{100 * (1 - share):.0f}% of its documents are recall books, {100 * share:.0f}% plain English;",
+        f"{100 * config.generated_share:.0f}% of the books have filler generated from word pairs, the others verses.",
+        f"The loss weighs answer tokens {config.answer_weight:g}, plain English 1, the rest of the books "
+        f"{config.context_weight:g}.",
+        "",
+    ]
+
+
+def card_text(runs: Sequence[TrainConfig], reports: Sequence[dict[str, Any]], spectrum: Sequence[HeadDecay]) -> str:
     """Return the model card in Markdown."""
     rows = [
         f"| {r['tokens']} | {_percent(r['recall'])} | {r['answers']} | {_bits(r['english_bits_per_byte'])} |"
@@ -87,34 +118,20 @@ def card_text(config: TrainConfig, reports: Sequence[dict[str, Any]], spectrum: 
         for r in reports
     ]
     names = list(reports[0]["by_kind"]) if reports else []
-    stages = [f"- {stage.steps} steps of {stage.rows} documents of {stage.tokens} tokens" for stage in config.stages]
     lives = sorted(entry.half_life_tokens for entry in spectrum)
     lines = [
         "---",
         "license: apache-2.0",
         "language: en",
         "---",
-        f"# builtin:{config.architecture}",
+        f"# builtin:{runs[-1].architecture}",
         "",
         "A small language model that has to use its recurrent state: attention stands only below the first",
         "recurrence, so anything recalled from earlier text has gone through the state.",
         "",
         "## Training",
-        f"{config.total_tokens:,} tokens in the first {config.total_steps:,} of these steps, seed {config.seed}:",
-        *stages,
-        *(
-            ["", "It started from the weights of an earlier run (`initial_weights` in `measurements.json`)."]
-            if config.initial_weights
-            else []
-        ),
-        "",
-        f"{100 * (1 - config.english_share):.0f}% of the documents are recall books, "
-        f"{100 * config.english_share:.0f}% plain English.",
-        f"The loss weighs answer tokens {config.answer_weight:g}, plain English 1, "
-        f"the rest of the books {config.context_weight:g}. English is",
-        "the King James text without the held-out books (Esther, Job, Ezekiel, Acts, Hebrews); "
-        f"{100 * config.generated_share:.0f}% of the recall books have filler",
-        "generated from its word pairs, the others its verses.",
+        *(line for number, run in enumerate(runs, 1) for line in (f"Run {number}:", *_run_text(run))),
+        "English is the King James text without the held-out books (Esther, Job, Ezekiel, Acts, Hebrews).",
         "",
         "## Measured on held-out built-in documents, weights rounded to bfloat16, arithmetic in float32",
         "| tokens | recall | answers | held-out English |",

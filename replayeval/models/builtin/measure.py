@@ -5,7 +5,9 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +15,7 @@ from replayeval.errors import ConfigError
 from replayeval.models.builtin.config import Architecture, TrainConfig, parse_config
 from replayeval.models.builtin.documents import builtin_documents
 from replayeval.models.builtin.evaluate import decay_spectrum, evaluate
-from replayeval.models.builtin.export import write_card
+from replayeval.models.builtin.export import MEASUREMENTS, training_runs, write_card
 from replayeval.models.builtin.gdn import GDNTrainer
 from replayeval.models.builtin.mamba2 import Mamba2Trainer
 
@@ -39,7 +41,7 @@ def parse_lengths(text: str) -> dict[int, int]:
 
 def measure_model(
     model: GDNTrainer | Mamba2Trainer,
-    config: TrainConfig,
+    runs: Sequence[dict[str, Any]],
     directory: Path,
     *,
     lengths: dict[int, int],
@@ -50,7 +52,7 @@ def measure_model(
 
     Args:
         model: The model with the weights as stored.
-        config: How it was trained, for the card.
+        runs: How it was trained, for the card.
         directory: Where the card goes.
         lengths: Number of documents by length.
         device: Where to run.
@@ -64,7 +66,7 @@ def measure_model(
         rows = max(1, 16384 // tokens)
         reports.append(evaluate(model, docs=docs, tokens=tokens, seed=seed, device=device, rows=rows).to_json())
     text = torch.stack([torch.from_numpy(ids) for ids in builtin_documents(2, 4096)]).to(device)
-    write_card(directory, config, reports, decay_spectrum(model, text))
+    write_card(directory, runs, reports, decay_spectrum(model, text))
     return reports
 
 
@@ -74,20 +76,20 @@ def main(arguments: list[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--config", type=Path, help="training configuration for the card; default: the one in the card")
     parser.add_argument("--docs", default="2048:32,4096:32,8192:8", help="LENGTH:DOCUMENTS,…")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
-    source: Path = options.config or options.directory / "measurements.json"
-    raw = json.loads(source.read_text(encoding="utf-8"))
-    config = parse_config(raw.get("config", raw), source)
+    runs = training_runs(options.directory)
+    if not runs:
+        raise ConfigError(f"expected a model of the training script in {options.directory}, found no {MEASUREMENTS}")
+    config = parse_config(runs[-1], options.directory / MEASUREMENTS)
     model = build_model(
         TrainConfig(architecture=Architecture(config.architecture), shape=config.shape, seed=0, stages=())
     )
     load_weights(model, options.directory)
     device = torch.device(options.device)
     lengths = parse_lengths(options.docs)
-    for report in measure_model(model.to(device), config, options.directory, lengths=lengths, device=device):
+    for report in measure_model(model.to(device), runs, options.directory, lengths=lengths, device=device):
         print(json.dumps(report), flush=True)
 
 

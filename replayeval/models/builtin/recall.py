@@ -44,12 +44,15 @@ class AnswerSpan:
         kind: The task that it belongs to.
         distance_tokens: Tokens back from `start` to the latest earlier place that spells the value out: the
             statement of the fact, or the last answer that repeated it.
+        latest: Whether the fact is the one that was stated last among those of its kind: whoever answers with the
+            newest value of a kind, without looking at the key, is right on these.
     """
 
     start: int
     stop: int
     kind: TaskKind
     distance_tokens: int
+    latest: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +220,7 @@ class _Writer:
         self.separator = " " if draws.uniform() < 0.5 else "\n"
         self.buffer: list[int] = []
         self.facts: list[_Fact] = []
+        self.newest: dict[TaskKind, _Fact] = {}
         self.used: dict[TaskKind, deque[str]] = {kind: deque(maxlen=_KEYS_AT_REST) for kind in TaskKind}
         self.answers: list[AnswerSpan] = []
 
@@ -247,7 +251,8 @@ class _Writer:
             self.facts.remove(min(self.facts, key=lambda known: known.mentioned_at))
         value = new_value(self.draws, kind)
         start, _ = self._spell(_statement(kind, key), value)
-        self.facts.append(_Fact(kind=kind, key=key, value=value, mentioned_at=start))
+        self.newest[kind] = _Fact(kind=kind, key=key, value=value, mentioned_at=start)
+        self.facts.append(self.newest[kind])
 
     def _free_key(self, kind: TaskKind) -> str:
         taken = {fact.key for fact in self.facts if fact.kind is kind} | set(self.used[kind])
@@ -271,7 +276,9 @@ class _Writer:
         start, stop = self._spell(_question(fact.kind, fact.key), fact.value)
         if stop <= self.limit:
             distance = start - fact.mentioned_at
-            self.answers.append(AnswerSpan(start=start, stop=stop, kind=fact.kind, distance_tokens=distance))
+            latest = fact is self.newest[fact.kind]
+            span = AnswerSpan(start=start, stop=stop, kind=fact.kind, distance_tokens=distance, latest=latest)
+            self.answers.append(span)
         fact.mentioned_at = start
 
 

@@ -11,8 +11,10 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from replayeval.errors import ConfigError
 from replayeval.models.builtin.batches import training_batches
 from replayeval.models.builtin.config import Architecture, TrainConfig, load_config
 from replayeval.models.builtin.evaluate import evaluate
-from replayeval.models.builtin.export import save_model
+from replayeval.models.builtin.export import save_model, training_runs
 from replayeval.models.builtin.gdn import GDNShape, GDNTrainer
 from replayeval.models.builtin.mamba2 import Mamba2Shape, Mamba2Trainer
 from replayeval.models.builtin.measure import measure_model, parse_lengths
@@ -50,7 +52,7 @@ def build_model(config: TrainConfig) -> GDNTrainer | Mamba2Trainer:
                 model = GDNTrainer(GDNShape(**config.shape))
             else:
                 model = Mamba2Trainer(Mamba2Shape(**config.shape))
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"unusable shape for {config.architecture}: {error}") from error
     if config.initial_weights is not None:
         load_weights(model, Path(config.initial_weights))
@@ -222,6 +224,12 @@ class Training:
         self.save()
         return self.step == self.config.total_steps
 
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the runs behind the weights as they are now, those of the weights it started from included."""
+        start = self.config.initial_weights
+        run = self.config if self.step == self.config.total_steps else replace(self.config, last_step=self.step)
+        return [*(training_runs(Path(start)) if start is not None else []), dataclasses.asdict(run)]
+
     def finish(self, lengths: dict[int, int]) -> None:
         """Round the weights to bfloat16, measure them in float32 and write the model directory.
 
@@ -234,7 +242,7 @@ class Training:
         directory = self.out / "model"
         save_model(self.model, directory)
         with torch.compiler.set_stance("force_eager"), _matmul_precision(tf32=False):
-            reports = measure_model(self.model, self.config, directory, lengths=lengths, device=self.device)
+            reports = measure_model(self.model, self.runs(), directory, lengths=lengths, device=self.device)
         for report in reports:
             self.log({"step": self.step, "final": report})
 
@@ -254,7 +262,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     config = load_config(options.config)
     if options.no_compile:
-        config = dataclasses.replace(config, compile=False)
+        config = replace(config, compile=False)
     lengths = parse_lengths(options.final_docs)
     training = Training(config, out=options.out, device=torch.device(options.device), resume=options.resume)
     with _matmul_precision(config.tf32):
@@ -263,4 +271,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConfigError as error:
+        print(f"train: error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
