@@ -55,20 +55,24 @@ def main() -> None:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:6.1f} s] {text}", flush=True)
 
+    def write(file: str, record: Any) -> None:
+        (arguments.out / f"{file}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
     def stage(file: str, need: float, run: Callable[[], Any]) -> None:
-        path = arguments.out / f"{file}.json"
         if left() < need:
-            path.write_text(json.dumps({"skipped": f"{left():.0f} s left, {need:.0f} needed"}) + "\n", encoding="utf-8")
+            write(file, {"skipped": f"{left():.0f} s left, {need:.0f} needed"})
             say(f"{file}: skipped")
             return
         say(file)
         try:
             record = run()
         except Exception as error:
-            # One broken stage must not cost the others; the file says what happened.
-            record = {"failed": f"{type(error).__name__}: {error}"}
+            # One broken stage must not cost the others, nor what it has written; the file says what happened.
+            path = arguments.out / f"{file}.json"
+            record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            record["failed"] = f"{type(error).__name__}: {error}"
             say(f"{file}: {record['failed'][:300]}")
-        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write(file, record)
 
     if arguments.only != "engine":
         # Batches in the order of their importance, for the last of them may not fit.
@@ -76,7 +80,10 @@ def main() -> None:
             "kernels",
             60,
             lambda: bench_kernels(
-                batches=(256, 1, 32, 8, 128, 512), seconds=min(left(), KERNELS_SECONDS), say=say
+                batches=(256, 1, 32, 8, 128, 512),
+                seconds=min(left(), KERNELS_SECONDS),
+                say=say,
+                keep=lambda found: write("kernels", found.to_json()),
             ).to_json(),
         )
     if arguments.only == "kernels":

@@ -132,10 +132,11 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     rows = max(fewest, rows)
     if slots.policy.window_tokens == 1 or slots.shape.recurrence is Recurrence.KDA:
         return Launch(rows=rows, warps=max(2, min(8, rows // 8)))
+    # Few warps per program: what the rows of a head share is computed by each of them.
     return Launch(
         rows=rows,
-        warps=max(2, min(8, rows // 8)),
-        registers=104,
+        warps=max(1, min(8, rows // 16)),
+        registers=128,
         tiles=-(-d_v // rows),
         flush_rows=fewest,
         flush_warps=4,

@@ -16,7 +16,7 @@ from replayeval.engine.kernel_cases import (
     LayerSets,
 )
 from replayeval.engine.kernel_checks import Accuracy, Checker, jobs_of
-from replayeval.engine.kernel_peers import best_peer, ceilings
+from replayeval.engine.kernel_peers import best_peer, ceilings, peers
 from replayeval.errors import ConfigError, NumericsError
 from replayssm.decode import Launch
 from replayssm.decode_traffic import cycle_traffic, floor_seconds, state_bytes, step_traffic
@@ -126,6 +126,7 @@ def bench_kernels(
     read_formats: Sequence[str] = READ_FORMATS,
     seconds: float = float("inf"),
     say: Say = lambda _: None,
+    keep: Callable[[KernelBench], None] = lambda _: None,
 ) -> KernelBench:
     """Time decode kernels.
 
@@ -140,6 +141,7 @@ def bench_kernels(
         seconds: Time limit. Cases that do not fit are recorded as left out: of the formats but nvfp4 and fp8 first,
             then of the last batches.
         say: Told what is running.
+        keep: Given what there is after every case, so that an interrupted run leaves what it measured.
 
     Raises:
         ConfigError: Without a CUDA device or a peer's package.
@@ -163,7 +165,10 @@ def bench_kernels(
             for text, of in [(conventional, small), (base, small), *((t, [main]) for t in texts[1:])]:
                 for launch in dict.fromkeys(c for b in of for c in jobs_of(name, text, b)):
                     checker.start(name, text, launch)
-        bench = _Bench(speeds=speeds, checker=checker, left=left, say=say)
+        bench = _Bench(speeds=speeds, checker=checker, left=left, say=say, keep=keep)
+        for name in shapes:
+            # Importing FLA takes ten seconds, in which nothing could be timed.
+            next(peers(SHAPES[name].recurrence))
         checker.wait()
         for name in shapes:
             bench.case(name, main, [base])
@@ -185,29 +190,41 @@ def bench_kernels(
                     bench.case(name, batch, [base])
         for name in shapes:
             bench.case(name, main, [t for t in texts[1:] if t not in first])
-        return KernelBench(
-            device=torch.cuda.get_device_name(),
-            versions={"torch": torch.__version__, "triton": _version("triton"), "python": platform.python_version()},
-            ceilings=speeds,
-            accuracy=tuple(checker.passed.values()),
-            refused=checker.refused,
-            peers=bench.peers,
-            timings=tuple(bench.timings),
-            left_out=tuple(bench.left_out),
-        )
+        return bench.outcome()
 
 
 class _Bench:
     """Timings, case by case, while there is time."""
 
-    def __init__(self, *, speeds: dict[str, float], checker: Checker, left: Callable[[], float], say: Say) -> None:
-        self._speeds, self._checker, self._left, self._say = speeds, checker, left, say
+    def __init__(
+        self,
+        *,
+        speeds: dict[str, float],
+        checker: Checker,
+        left: Callable[[], float],
+        say: Say,
+        keep: Callable[[KernelBench], None],
+    ) -> None:
+        self._speeds, self._checker, self._left, self._say, self._keep = speeds, checker, left, say, keep
         self._clock = GraphClock(repeats=10)
         self._generator = torch.Generator("cuda").manual_seed(0)
         self._cases: dict[tuple[str, int], _Case] = {}
         self.timings: list[KernelTiming] = []
         self.peers: dict[str, str] = {}
         self.left_out: list[str] = []
+
+    def outcome(self) -> KernelBench:
+        """What there is so far."""
+        return KernelBench(
+            device=torch.cuda.get_device_name(),
+            versions={"torch": torch.__version__, "triton": _version("triton"), "python": platform.python_version()},
+            ceilings=self._speeds,
+            accuracy=tuple(self._checker.passed.values()),
+            refused=self._checker.refused,
+            peers=self.peers,
+            timings=tuple(self.timings),
+            left_out=tuple(self.left_out),
+        )
 
     def chosen(self, name: str, batch: int) -> Launch | None:
         """The launch that suits the float32 policy of a layer at a batch; None if that was not timed."""
@@ -249,8 +266,10 @@ class _Bench:
             self.timings.append(timing)
             self._say(
                 f"{name}, batch {batch}, {text}: cycle {timing.cycle_us:.1f} (floor {timing.floor_us:.1f}, "
-                f"conventional {timing.conventional_us:.1f}), read {timing.read_us:.1f}, flush {timing.flush_us:.1f} us"
+                f"conventional {timing.conventional_us:.1f}), read {timing.read_us:.1f}, "
+                f"flush {timing.flush_us:.1f} us with {timing.launch}"
             )
+            self._keep(self.outcome())
 
 
 class _Case:

@@ -132,8 +132,8 @@ def _around(slots: DecodeSlots, default: Launch) -> list[Launch]:
     elif slots.separate:
         cuts = [(32, 1, 128, 2), (16, 1, 128, 3)]
     elif default.flush_rows is not None:
-        cuts = [(32, 4, None, 3), (32, 2, 128, 3), (32, 2, 128, 2), (32, 1, 128, 3), (32, 1, 128, 2)]
-        cuts += [(16, 4, 80, 3), (16, 2, 128, 3), (16, 2, 96, 3), (16, 1, 128, 3), (16, 1, 128, 2)]
+        cuts = [(32, 4, 104, 3), (32, 2, 128, 2), (32, 1, 128, 3), (32, 1, 128, 2)]
+        cuts += [(16, 4, 80, 3), (16, 2, 104, 3), (16, 1, 128, 3), (16, 1, 128, 2)]
     else:
         cuts = [(32, 4, None, 3), (16, 4, None, 3), (16, 2, None, 3), (16, 1, None, 3)]
     if slots.policy.window_tokens == 1:
