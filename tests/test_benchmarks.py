@@ -60,6 +60,12 @@ def test_without_a_card_the_scripts_say_so(words: tuple[str, ...], tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_the_document_of_the_window_kernels_says_what_was_measured() -> None:
+    words = [sys.executable, str(FOLDER / "engine_tables.py"), "--check"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_a_decode_kernel_compiles_for_hopper_without_spilling() -> None:
     pytest.importorskip("triton")
