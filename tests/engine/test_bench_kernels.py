@@ -1,7 +1,11 @@
 """The kernel benchmark without a card: what it refuses, checks, counts and reports."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +13,9 @@ import torch
 from replayeval.cli import main
 from replayeval.engine import bench_kernels as bench
 from replayeval.engine import kernel_cases, kernel_checks, kernel_peers
-from replayeval.engine.bench_kernels import KernelBench, require_cuda
+from replayeval.engine.bench_kernels import KernelBench, KernelTiming, require_cuda
 from replayeval.engine.kernel_cases import SHAPES, LayerSets, random_slots
-from replayeval.engine.kernel_checks import OUTPUT_LIMIT, STATE_LIMIT, check, check_peers
+from replayeval.engine.kernel_checks import OUTPUT_LIMIT, STATE_LIMIT, check, check_peers, jobs_of
 from replayeval.engine.kernel_peers import Peer, check_peer, peers
 from replayeval.errors import ConfigError, NumericsError
 from replayssm.decode_reference import ReferenceDecoder
@@ -156,6 +160,32 @@ def test_a_case_is_timed_and_recorded(tiny: torch.Generator, monkeypatch: pytest
     assert [t["batch"] for t in outcome.to_json()["timings"]] == [3, 1]
 
 
+def test_tables_in_the_document_are_those_of_the_records() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "kernel_tables.py"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
+
+
+def test_a_record_becomes_tables(tmp_path: Path) -> None:
+    times = {
+        "cycle_us": 50.0, "aligned_us": 60.0, "read_us": 40.0, "flush_us": 200.0, "conventional_us": 100.0,
+        "own_conventional_us": 110.0, "floor_us": 40.0, "read_floor_us": 32.0, "flush_floor_us": 100.0,
+    }  # fmt: skip
+    base = KernelTiming(
+        shape="Qwen3.5-4B", policy="shared:fp32@L=16", batch=256, window=16, launch="", tried={}, bytes_per_step=1.0,
+        speedup=2.0, **times,
+    )  # fmt: skip
+    low = replace(base, policy="separate:fp8/fp32@L=16", read_us=20.0, read_floor_us=10.0)
+    found = KernelBench(
+        device="a card", versions={"torch": "2"}, ceilings={"read": 4e12}, accuracy=(), peers={}, timings=(base, low)
+    )
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(found.to_json()))
+    script = Path(__file__).parents[2] / "benchmarks" / "kernel_tables.py"
+    done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, check=True)
+    assert "| Qwen3.5-4B, 256 | 100 | 110 | 50.0 | 2.00 | 40.0 | 1.25 | 60.0 |" in done.stdout
+    assert "| Qwen3.5-4B, separate:fp8/fp32 | 20.0 | 2.00 | 10.0 | 3.20 | 200 | 2.00 | 50.0 | 2.00 |" in done.stdout
+
+
 def test_sets_are_large_enough_and_cursors_staggered(tiny: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cases, "CACHE_BYTES", 2000)
     sets = LayerSets(TINY, Policy.parse("shared:fp32@L=4"), 1, tiny, stored_bytes=512)
@@ -173,4 +203,6 @@ def test_sets_are_large_enough_and_cursors_staggered(tiny: torch.Generator, monk
 @pytest.mark.parametrize("name", tuple(SHAPES)[:5])
 @pytest.mark.parametrize("policy", ["shared:fp32@L=16", "separate:fp8/fp32@L=4", "separate:nvfp4/fp32@L=4"])
 def test_kernels_on_a_card_at_the_shapes_of_the_paper(name: str, policy: str) -> None:
-    check(name, policy, torch.Generator("cuda").manual_seed(0))
+    generator = torch.Generator("cuda").manual_seed(0)
+    check(name, policy, generator)
+    check(name, policy, generator, launch=jobs_of(name, policy, 256)[0])
