@@ -36,7 +36,7 @@ from replayssm.launch import is_interpreted
 from replayssm.policy import REFERENCE, Policy, precision_arms
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
-from replayssm.triton_walk import FOLD_WARPS, STAGES, prepare_warps, tile_rows, warps
+from replayssm.triton_tiles import FOLD_WARPS, STAGES, prepare_warps, tile_rows, warps
 
 TOKENS = 2048
 LAYER = 0

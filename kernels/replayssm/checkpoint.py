@@ -15,7 +15,8 @@ from replayssm.lanes import Lanes, RandomBits, lane_index, store_lanes
 from replayssm.mamba2.window import Mamba2Window
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Bools, Cursors, Ints, Schedule, Slab
-from replayssm.triton_walk import TritonWalk, one_step
+from replayssm.triton_tables import one_step
+from replayssm.triton_walk import TritonWalk
 from replayssm.window import Window, pick, repeat_lanes
 
 WINDOW_FORMS: dict[Recurrence, type[Mamba2Window] | type[DeltaWindow]] = {

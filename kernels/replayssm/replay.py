@@ -14,7 +14,9 @@ from replayssm.launch import triton_problem
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Schedule, plan
-from replayssm.triton_walk import PIECE_TOKENS, TritonWalk, check_supported, scratch_elements
+from replayssm.triton_tables import PIECE_TOKENS
+from replayssm.triton_tiles import scratch_elements
+from replayssm.triton_walk import TritonWalk, check_supported
 
 _SLAB_ELEMENTS = 2**26
 _KERNEL_SLAB_ELEMENTS = 2**28

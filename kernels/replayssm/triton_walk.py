@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,21 +19,19 @@ from replayssm.launch import is_interpreted, launch
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Ints, Slab
+from replayssm.triton_tables import PIECE_TOKENS, STORES, WRITES, piece_tables, serve_table, words
+from replayssm.triton_tiles import (
+    FOLD_WARPS,
+    STAGES,
+    STEP_ELEMENTS,
+    WARPGROUP_ROWS,
+    prepare_warps,
+    tile_rows,
+    warps,
+)
 
-PIECE_TOKENS = 16
-"""Tokens that the kernels take at once: the smallest side of a matrix product."""
-
-_STORES, _WRITES = 1, 2
 _REMEMBERED_TABLES = 64
-_SPLIT_ROWS = 32
-_WARPGROUP_ROWS = 64
 _HEAD_PARTS = 2
-FOLD_WARPS = 4
-"""Warps of the kernel that makes the operands of a piece."""
-STEP_ELEMENTS = 1024
-"""State elements per warp of the walk of rows that are rounded after every token."""
-STAGES = 2
-"""Pieces whose operands a walk has in shared memory; more leave room for fewer programs."""
 
 _BFLOAT16_PRODUCTS = (2, 4)
 _SPLIT_PRODUCTS = (4, 5)
@@ -317,9 +315,9 @@ class TritonWalk:
         if self._products == 0 or is_interpreted():
             return 1
         whole = [f for f in formats if f.whole_head]
-        if not whole or any(f.scale is not ScaleCode.E4M3 or f.tile_rows > _WARPGROUP_ROWS for f in whole):
+        if not whole or any(f.scale is not ScaleCode.E4M3 or f.tile_rows > WARPGROUP_ROWS for f in whole):
             return 1
-        return max(1, min(_HEAD_PARTS, rows // _WARPGROUP_ROWS))
+        return max(1, min(_HEAD_PARTS, rows // WARPGROUP_ROWS))
 
     def _group(
         self,
@@ -363,14 +361,14 @@ class TritonWalk:
         formats, read_formats = (
             [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in fs] for fs in (order, read_order)
         )
-        place, piece = np.nonzero(((pieces[..., 1] & _STORES) != 0) & (pieces[..., 3] >= 0))
+        place, piece = np.nonzero(((pieces[..., 1] & STORES) != 0) & (pieces[..., 3] >= 0))
         flags, token, slot = (pieces[place, piece, field] for field in (1, 2, 3))
-        lane = np.where((flags & _WRITES) != 0, np.array(rows, dtype=np.int64)[place, 1], -1)
+        lane = np.where((flags & WRITES) != 0, np.array(rows, dtype=np.int64)[place, 1], -1)
         return _Group(
-            rows=_words(np.array(rows, dtype=np.int64), device),
-            pieces=_words(pieces, device),
-            tokens=_words(tokens, device),
-            windows=_words(_serve_table(windows, np.stack([slot, place, token, lane], axis=-1)), device),
+            rows=words(np.array(rows, dtype=np.int64), device),
+            pieces=words(pieces, device),
+            tokens=words(tokens, device),
+            windows=words(serve_table(windows, np.stack([slot, place, token, lane], axis=-1)), device),
             slots=len(separate) * per_row,
             before=(
                 torch.as_tensor(slots[separate], device=device),
@@ -413,138 +411,8 @@ def _side_streams(device: torch.device, count: int) -> list[Any]:
     return [torch.cuda.Stream(device) for _ in range(count)]
 
 
-def piece_tables(slab: Slab, places: Ints, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Cut the windows of some rows of a slab into pieces of at most PIECE_TOKENS tokens.
-
-    Args:
-        slab: The windows.
-        places: Which of the slab's rows.
-        slots: Slot of each row's read copy before the first window, or −1 without one; the next window's follows it.
-
-    Returns:
-        `[rows, longest, 4]` tokens, flags, last token and slot of each piece; `[rows, longest, PIECE_TOKENS]` flat
-        index of each token or −1; `[rows]` pieces of each row; `[windows, 4]` row, first piece, pieces and slot of the
-        windows of rows with a read copy.
-    """
-    index, lengths = slab.index[:, places], slab.lengths[:, places]
-    complete = slab.complete[:, places]
-    steps, rows, width = index.shape
-    per_window = -(-width // PIECE_TOKENS)
-    padded = np.full((steps, rows, per_window * PIECE_TOKENS), -1, dtype=np.int64)
-    padded[:, :, :width] = index
-    number = np.arange(per_window, dtype=np.int64)
-    in_window = (lengths - 1) // PIECE_TOKENS + 1
-    length: Ints = np.clip(lengths[..., None] - PIECE_TOKENS * number, 0, PIECE_TOKENS)
-    stores = complete[..., None] & (number == in_window[..., None] - 1)
-    # A later window of the launch overwrites what an earlier one stored, so only the last store goes to memory.
-    writes = stores & (np.cumsum(complete[::-1], axis=0)[::-1] == 1)[..., None]
-    reads = np.where(slots >= 0, slots + np.arange(steps, dtype=np.int64)[:, None], -1)
-    fields = [
-        length,
-        stores * _STORES + writes * _WRITES,
-        np.broadcast_to(slab.store_tokens[:, places, None], length.shape),
-        np.broadcast_to(np.where(reads >= 0, reads + 1, -1)[..., None], length.shape),
-    ]
-
-    def by_row(x: Ints) -> Ints:
-        return x.swapaxes(0, 1).reshape(rows, steps * per_window, *x.shape[3:])
-
-    used = by_row(length) > 0
-    counts = used.sum(axis=1)
-    order = np.argsort(~used, axis=1, kind="stable")[:, : int(counts.max())]
-    pieces = np.take_along_axis(by_row(np.stack(fields, axis=-1)), order[..., None], axis=1)
-    flat = by_row(padded.reshape(steps, rows, per_window, PIECE_TOKENS))
-    tokens = np.take_along_axis(flat, order[..., None], axis=1)
-    row = np.broadcast_to(np.arange(rows, dtype=np.int64), reads.shape)
-    windows = np.stack([row, np.cumsum(in_window, axis=0) - in_window, in_window, reads], axis=-1)
-    return pieces, tokens, counts, windows[reads >= 0]
-
-
-def _serve_table(windows: Ints, stores: Ints) -> Ints:
-    """One line per read copy: the window that it serves, if any, and its store, if the walk left it unstored.
-
-    Args:
-        windows: `[windows, 4]` row, first piece, pieces, slot.
-        stores: `[stores, 4]` slot, row, last token, lane that the copy stays in or −1.
-
-    Returns:
-        `[slots, 8]` row, first piece, pieces or 0, slot, whether to store, token, lane, unused.
-    """
-    used, line = np.unique(np.concatenate([windows[:, 3], stores[:, 0]]), return_inverse=True)
-    table = np.zeros((len(used), 8), dtype=np.int64)
-    table[:, 3], table[:, 6] = used, -1
-    table[line[: len(windows)], :3] = windows[:, :3]
-    of_store = line[len(windows) :]
-    table[of_store, 0] = stores[:, 1]
-    table[of_store, 4:7] = np.stack([np.ones_like(stores[:, 2]), stores[:, 2], stores[:, 3]], axis=-1)
-    return table
-
-
-def one_step(slab: Slab, step: int) -> Slab:
-    """A slab of one of the steps of a slab."""
-    part = slice(step, step + 1)
-    return replace(
-        slab,
-        index=slab.index[part],
-        lengths=slab.lengths[part],
-        complete=slab.complete[part],
-        store_tokens=slab.store_tokens[part],
-    )
-
-
-def scratch_elements(recurrence: Recurrence, heads: int, key_heads: int, d_v: int, d_k: int) -> int:
-    """Float32 numbers, at most, that the kernels keep of one piece of one row."""
-    delta = recurrence is not Recurrence.MAMBA2
-    of_keys = heads if recurrence is Recurrence.KDA else key_heads
-    vectors = 2 * heads + of_keys if delta else 2 * key_heads
-    # Three bfloat16 numbers take the room of one and a half.
-    return PIECE_TOKENS * (3 * vectors * block(d_k) // 2 + heads * (2 * d_v + 2 * PIECE_TOKENS + 3)) + heads * block(
-        d_k
-    )
-
-
-def prepare_warps(recurrence: Recurrence, products: int) -> int:
-    """Warps of the preparation: few, as most of it is a sequence of sums over 16 numbers.
-
-    Float32 products keep more operands per thread than it has registers unless there are more threads.
-    """
-    if recurrence is Recurrence.KDA:
-        return 4
-    return {Recurrence.MAMBA2: 2, Recurrence.GDN: 8}[recurrence] if products == 0 else 1
-
-
-def warps(block_v: int, block_k: int, products: int) -> int:
-    """Warps per program: as many as keep a state and the operands of its products in registers.
-
-    On tensor cores a warpgroup takes 64 rows. The operands of a float32 product are in registers too, and take several
-    times what the state takes.
-    """
-    if products == 0:
-        return max(1, min(16, block_v * block_k // 512))
-    return max(1, min(8, block_v * block_k // 2048))
-
-
 def _unset(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
-
-
-def tile_rows(*, whole_head: bool, needed: int, d_v: int, products: int) -> int:
-    """Value rows per program: all of a head where a scale depends on all of them, else few, so that there are many.
-
-    Args:
-        whole_head: Whether a scale does.
-        needed: Rows that share a scale, a power of two.
-        d_v: Value rows of a head.
-        products: Operands of the products, as the kernels number them.
-    """
-    if whole_head:
-        return block(d_v)
-    if products == 0:
-        # Heads of 80 rows divide into 5 tiles of 16, and would waste a third of 3 tiles of 32.
-        split = _SPLIT_ROWS if d_v % _SPLIT_ROWS == 0 or d_v % 16 else 16
-    else:
-        split = _WARPGROUP_ROWS
-    return min(block(d_v), max(split, needed))
 
 
 def _block_v(formats: Sequence[TritonFormat], d_v: int, products: int) -> int:
@@ -558,8 +426,3 @@ def _constants(fmt: TritonFormat) -> tuple[int | float, ...]:
 
 def _integers(vector: Ints) -> list[int]:
     return vector.tolist()
-
-
-def _words(values: Ints, device: torch.device) -> Tensor:
-    """Integers below 2**32 as int32 of the same low bits, on the device."""
-    return torch.as_tensor(values.astype(np.uint32).view(np.int32), device=device)

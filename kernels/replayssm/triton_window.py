@@ -5,7 +5,7 @@ window longer than BLOCK_T is the same computation as its pieces one after anoth
 the store comes after its last piece. Tiles: a state is `[BLOCK_V, BLOCK_K]`, tokens of a piece are `[BLOCK_T, …]`,
 outputs and writes are `[BLOCK_V, BLOCK_T]`, as the products with a state leave them.
 
-Tables (see `replayssm.triton_walk`): `rows_ptr` int32 `[rows, ROW_FIELDS]`, `pieces_ptr` int32
+Tables (see `replayssm.triton_tables`): `rows_ptr` int32 `[rows, ROW_FIELDS]`, `pieces_ptr` int32
 `[rows, pieces, PIECE_FIELDS]`, `tokens_ptr` int32 `[rows, pieces, BLOCK_T]` with the flat index of each token or −1.
 A row: its recurrence lane, its read lane or −1, the formats of both, sequence, low and high half of the seed, pieces.
 A piece: tokens in it, flags (STORES, WRITES), index of its last token in the sequence, slot of its read copy or −1.

@@ -17,7 +17,8 @@ from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
 from replayssm.schedule import Slab
-from replayssm.triton_walk import TritonWalk, piece_tables
+from replayssm.triton_tables import piece_tables
+from replayssm.triton_walk import TritonWalk
 from tests.kernels.against_oracle import (
     LAYER,
     RECURRENCES,

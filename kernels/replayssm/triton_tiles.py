@@ -1,0 +1,66 @@
+"""How the window kernels are cut into programs: value rows, warps, memory. Chosen on an H200."""
+
+from replayssm.formats.triton_format import block
+from replayssm.records import Recurrence
+from replayssm.triton_tables import PIECE_TOKENS
+
+FOLD_WARPS = 4
+"""Warps of the kernel that makes the operands of a piece."""
+STEP_ELEMENTS = 1024
+"""State elements per warp of the walk of rows that are rounded after every token."""
+STAGES = 2
+"""Pieces whose operands a walk has in shared memory; more leave room for fewer programs."""
+WARPGROUP_ROWS = 64
+"""Rows of a matrix product that the four warps of a warpgroup take together."""
+_SPLIT_ROWS = 32
+
+
+def scratch_elements(recurrence: Recurrence, heads: int, key_heads: int, d_v: int, d_k: int) -> int:
+    """Float32 numbers, at most, that the kernels keep of one piece of one row."""
+    delta = recurrence is not Recurrence.MAMBA2
+    of_keys = heads if recurrence is Recurrence.KDA else key_heads
+    vectors = 2 * heads + of_keys if delta else 2 * key_heads
+    # Three bfloat16 numbers take the room of one and a half.
+    return PIECE_TOKENS * (3 * vectors * block(d_k) // 2 + heads * (2 * d_v + 2 * PIECE_TOKENS + 3)) + heads * block(
+        d_k
+    )
+
+
+def prepare_warps(recurrence: Recurrence, products: int) -> int:
+    """Warps of the preparation: few, as most of it is a sequence of sums over 16 numbers.
+
+    Float32 products keep more operands per thread than it has registers unless there are more threads.
+    """
+    if recurrence is Recurrence.KDA:
+        return 4
+    return {Recurrence.MAMBA2: 2, Recurrence.GDN: 8}[recurrence] if products == 0 else 1
+
+
+def warps(block_v: int, block_k: int, products: int) -> int:
+    """Warps per program: as many as keep a state and the operands of its products in registers.
+
+    On tensor cores a warpgroup takes 64 rows. The operands of a float32 product are in registers too, and take several
+    times what the state takes.
+    """
+    if products == 0:
+        return max(1, min(16, block_v * block_k // 512))
+    return max(1, min(8, block_v * block_k // 2048))
+
+
+def tile_rows(*, whole_head: bool, needed: int, d_v: int, products: int) -> int:
+    """Value rows per program: all of a head where a scale depends on all of them, else few, so that there are many.
+
+    Args:
+        whole_head: Whether a scale does.
+        needed: Rows that share a scale, a power of two.
+        d_v: Value rows of a head.
+        products: Operands of the products, as the kernels number them.
+    """
+    if whole_head:
+        return block(d_v)
+    if products == 0:
+        # Heads of 80 rows divide into 5 tiles of 16, and would waste a third of 3 tiles of 32.
+        split = _SPLIT_ROWS if d_v % _SPLIT_ROWS == 0 or d_v % 16 else 16
+    else:
+        split = WARPGROUP_ROWS
+    return min(block(d_v), max(split, needed))
