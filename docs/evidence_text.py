@@ -69,9 +69,23 @@ def readme_block(records: Records) -> str:
                 ["policy", "bits", *(f"KL to {tokens_label(n)}" for n in lengths), "recall, change in points"], rows
             ),
             "",
+            _separate_gain(report),
+            "",
         ]
     lines.append("![KL by length, rounding ratio and window sweep of the built-in models](docs/evidence/builtin.png)")
     return "\n".join(lines)
+
+
+def _separate_gain(report: KLReport) -> str:
+    """Say how much a second copy in float32 gains NVFP4, per length."""
+    points = {arm.policy: {p.n: p.mean for p in arm.by_length} for arm in report.arms}
+    shared, separate = points["shared:nvfp4@L=16"], points["separate:nvfp4/fp32@L=16"]
+    gains = [
+        f"{above / below:.1f} times to {tokens_label(n)}"
+        for n, above in shared.items()
+        if above is not None and (below := separate[n])
+    ]
+    return f"The KL of `shared:nvfp4` over that of `separate:nvfp4/fp32`: {', '.join(gains)}."
 
 
 def measured_tables(measurements: Mapping[str, Mapping[str, Any]]) -> str:
