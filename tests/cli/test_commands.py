@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from replayeval.cli import main
@@ -24,6 +27,11 @@ def test_no_command_shows_help_and_exits_2(capsys: Captured, words: list[str]) -
 def test_version(capsys: Captured) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("replayeval 0.")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    run = subprocess.run([sys.executable, "-m", "replayeval", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("replayeval ")
 
 
 def test_formats_lists_bits_with_scales(capsys: Captured) -> None:

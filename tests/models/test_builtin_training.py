@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,17 @@ def test_a_shape_that_cannot_be_built_is_refused(tmp_path: Path) -> None:
     config = load_config(_tiny_config(tmp_path / "config.json", "gdn"))
     with pytest.raises(ConfigError, match="unusable shape"):
         build_model(dataclasses.replace(config, shape={"layers": "many"}))
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"), [("train", ["--config", "missing.json", "--out", "out"]), ("measure", ["missing"])]
+)
+def test_scripts_end_on_bad_input_with_one_message(tmp_path: Path, script: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", f"replayeval.models.builtin.{script}", *arguments]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"{script}: error: expected")
+    assert "missing" in run.stderr and "Traceback" not in run.stderr
 
 
 def test_batches_mark_answers(tmp_path: Path) -> None:

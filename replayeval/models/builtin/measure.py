@@ -18,6 +18,7 @@ from replayeval.models.builtin.evaluate import decay_spectrum, evaluate
 from replayeval.models.builtin.export import MEASUREMENTS, training_runs, write_card
 from replayeval.models.builtin.gdn import GDNTrainer
 from replayeval.models.builtin.mamba2 import Mamba2Trainer
+from replayeval.models.builtin.script import run_script
 
 
 def parse_lengths(text: str) -> dict[int, int]:
@@ -94,4 +95,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script("measure", main)

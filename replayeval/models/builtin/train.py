@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -34,6 +33,7 @@ from replayeval.models.builtin.gdn import GDNShape, GDNTrainer
 from replayeval.models.builtin.mamba2 import Mamba2Shape, Mamba2Trainer
 from replayeval.models.builtin.measure import measure_model, parse_lengths
 from replayeval.models.builtin.optimiser import SplitOptimiser
+from replayeval.models.builtin.script import run_script
 
 
 def build_model(config: TrainConfig) -> GDNTrainer | Mamba2Trainer:
@@ -271,8 +271,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ConfigError as error:
-        print(f"train: error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+    run_script("train", main)
