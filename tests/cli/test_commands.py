@@ -32,6 +32,8 @@ def test_version(capsys: Captured) -> None:
 def test_the_package_runs_as_the_command() -> None:
     run = subprocess.run([sys.executable, "-m", "replayeval", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("replayeval ")
+    wrong = subprocess.run([sys.executable, "-m", "replayeval", "kl", "--docs", "x"], capture_output=True, check=False)
+    assert wrong.returncode == 2
 
 
 def test_formats_lists_bits_with_scales(capsys: Captured) -> None:
