@@ -35,6 +35,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 @pytest.fixture
+def one_quiet_thread() -> Iterator[None]:
+    """One thread, for tensors that are too small to share, and no messages from transformers."""
+    from replayeval.models.quiet import quiet
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with quiet():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def unchecked_annotations() -> Iterator[None]:
     """Let wrong shapes through to the messages that users see, who run without checks of annotations."""
     config.update("jaxtyping_disable", True)

@@ -18,8 +18,8 @@ _E2M1_ASM = tl.constexpr(
     """{
     .reg .b32 l, h, t, s, f;
     mov.b32 f, FACTOR;
-    prmt.b32 l, WORD0, WORD1, 0x5410;
-    prmt.b32 h, WORD0, WORD1, 0x7632;
+    prmt.b32 l, $8, $9, 0x5410;
+    prmt.b32 h, $8, $9, 0x7632;
     shl.b32 t, l, 6; and.b32 t, t, 0x01C001C0; shl.b32 s, l, 12; lop3.b32 t, s, 0x80008000, t, 0xEA;
     mul.rn.bf16x2 $0, t, f;
     shl.b32 t, l, 2; and.b32 t, t, 0x01C001C0; shl.b32 s, l, 8; lop3.b32 t, s, 0x80008000, t, 0xEA;
@@ -36,7 +36,7 @@ _E2M1_ASM = tl.constexpr(
     mul.rn.bf16x2 $6, t, f;
     shr.b32 t, h, 6; and.b32 t, t, 0x01C001C0; lop3.b32 t, h, 0x80008000, t, 0xEA;
     mul.rn.bf16x2 $7, t, f;
-    }""".replace("WORD0", "$8").replace("WORD1", "$9")
+    }"""
 )
 _E2M1_SCALED_ASM = tl.constexpr(_E2M1_ASM.value.replace("FACTOR", "$10"))
 _E2M1_PLAIN_ASM = tl.constexpr(_E2M1_ASM.value.replace("FACTOR", "0x7E807E80"))

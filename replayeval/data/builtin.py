@@ -25,25 +25,28 @@ def builtin_documents(
     Raises:
         ConfigError: The generator refuses the arguments.
     """
-    corpus = _corpus(docs, tokens, seed)
-    if tokenizer is not None and corpus and not _is_ours(tokenizer, corpus[0].ids):
-        for name, text in _long_enough(tokenizer, docs, tokens, seed):
-            yield text_document(text, name=name, where=name)
-        return
-    for document in corpus:
+    if tokenizer is not None:
+        samples = _corpus(2, _SAMPLE_TOKENS, seed)
+        if not _is_ours(tokenizer, samples[0].ids):
+            theirs = min(len(encode(tokenizer, _decode(sample.ids))) for sample in samples)
+            for name, text in _long_enough(
+                tokenizer, docs, tokens, seed, ours=tokens * _SAMPLE_TOKENS // max(1, theirs)
+            ):
+                yield text_document(text, name=name, where=name)
+            return
+    for document in _corpus(docs, tokens, seed):
         yield RawDocument(name=document.doc_id, token_ids=document.ids)
 
 
-def _long_enough(tokenizer: Tokenizer, docs: int, tokens: int, seed: int) -> list[tuple[str, str]]:
+def _long_enough(tokenizer: Tokenizer, docs: int, tokens: int, seed: int, *, ours: int) -> list[tuple[str, str]]:
     # Documents follow each other in one excerpt of English: text beyond what is read would be wasted, and documents
     # would share text before the excerpt is used up.
-    theirs = min(len(encode(tokenizer, _decode(sample.ids))) for sample in _corpus(2, _SAMPLE_TOKENS, seed))
-    ours = tokens * _SAMPLE_TOKENS // max(1, theirs) + 16
+    length = ours + 16
     while True:
-        texts = [(document.doc_id, _decode(document.ids)) for document in _corpus(docs, ours, seed)]
+        texts = [(document.doc_id, _decode(document.ids)) for document in _corpus(docs, length, seed)]
         if all(len(encode(tokenizer, text)) >= tokens for _, text in texts):
             return texts
-        ours += ours // 16 + 1
+        length += length // 16 + 1
 
 
 def _corpus(docs: int, tokens: int, seed: int) -> list[Any]:

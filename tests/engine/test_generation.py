@@ -15,25 +15,17 @@ from replayeval.engine.generation_batch import PolicyDecoder
 from replayeval.engine.generation_sampling import Prediction, Sampling, distribution, next_tokens, uniforms
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
-from replayeval.models.quiet import quiet
 from replayssm.policy import Policy
 from replayssm.replay import StateBank
 from tests.engine import generation_oracle as oracle
 from tests.models import tiny
 
 POLICY = Policy.parse("separate:nvfp4/fp16+sr@L=3")
+pytestmark = pytest.mark.usefixtures("one_quiet_thread")
+
 REFERENCE = Policy.parse("conventional:fp32")
 SEED = 2**40 + 9
 DRAWN = Sampling(temperature=1.3, top_k=40, top_p=0.9)
-
-
-@pytest.fixture(autouse=True)
-def _one_quiet_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with quiet():
-        yield
-    torch.set_num_threads(threads)
 
 
 def requests(sampling: Sampling, *, stops: frozenset[int] = frozenset()) -> list[Request]:

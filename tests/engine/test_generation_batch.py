@@ -15,10 +15,12 @@ from replayeval.engine.generation_batch import Batch, PolicyDecoder, can_pad
 from replayeval.errors import ConfigError, UnsupportedArmError
 from replayeval.models.head import OutputHead
 from replayeval.models.masks import MaskTracker
-from replayeval.models.quiet import quiet
 from replayssm.policy import Policy
-from tests.engine import generation_oracle as oracle
+from tests.engine import four_sequences
+from tests.engine.four_sequences import LENGTHS, SEQUENCES, gaps, texts
 from tests.models import tiny
+
+pytestmark = pytest.mark.usefixtures("one_quiet_thread")
 
 LIMIT = 1e-4
 """What `Generator` promises: the same float32 sums in another order. Sums of at most 2**6 products in four layers leave
@@ -30,26 +32,10 @@ REFERENCE = Policy.parse("conventional:fp32")
 SHARED = Policy.parse("shared:bf16+sr@L=3")
 PLANT_POLICY = Policy.parse("shared:nvfp4+sr@L=3")
 SEED = 5
-LENGTHS = (7, 4, 1, 12)
-SEQUENCES = (70, 3, 4_000_000_000, 0)
-STEPS = 7
+truth = functools.partial(four_sequences.truth, seed=SEED)
 # One of each way to keep keys, convolutions and states; the other architectures share their code.
 FAST = ("mamba2", "nemotron_h", "falcon_h1", "qwen3_5", "kimi_linear")
 ALL = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in tiny.NAMES]
-
-
-@pytest.fixture(autouse=True)
-def _one_quiet_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with quiet():
-        yield
-    torch.set_num_threads(threads)
-
-
-def texts() -> list[list[int]]:
-    """Prompts of different lengths and what comes behind each."""
-    return [tiny.token_ids(1, n + STEPS, seed=i)[0].tolist() for i, n in enumerate(LENGTHS)]
 
 
 def come_and_go(head: OutputHead, policy: Policy) -> dict[int, Tensor]:
@@ -105,22 +91,6 @@ def come_and_go(head: OutputHead, policy: Policy) -> dict[int, Tensor]:
         leave([1])
         step(1)
     return {m: torch.stack(logits) for m, logits in seen.items()}
-
-
-def truth(head: OutputHead, policy: Policy, counts: dict[int, int]) -> dict[int, Tensor]:
-    """What the oracle says of each sequence alone."""
-    ids = texts()
-    return {
-        m: oracle.forced(
-            head, policy, ids[m][: LENGTHS[m]], ids[m][LENGTHS[m] :][:count], sequence=SEQUENCES[m], seed=SEED
-        )
-        for m, count in counts.items()
-    }
-
-
-def gaps(found: dict[int, Tensor], wanted: dict[int, Tensor]) -> dict[int, float]:
-    """Largest difference of each sequence's logits, relative to the largest logit."""
-    return {m: float((found[m] - wanted[m]).abs().max() / wanted[m].abs().max()) for m in wanted}
 
 
 def gaps_of(head: OutputHead, policy: Policy) -> dict[int, float]:

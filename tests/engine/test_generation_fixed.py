@@ -4,7 +4,8 @@ Kernels run in Triton's interpreter, and what a CUDA graph would replay runs as 
 rest.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,10 +22,10 @@ from replayeval.engine.generation_slots import SlotStates
 from replayeval.errors import NumericsError, UnsupportedArmError
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import HookReport
-from replayeval.models.quiet import quiet
 from replayssm.backend import Execution
 from replayssm.policy import Policy
-from tests.engine import generation_oracle as oracle
+from tests.engine import four_sequences
+from tests.engine.four_sequences import LENGTHS, SEQUENCES, STEPS, gaps, texts
 from tests.models import tiny
 
 TRITON = Execution.parse("triton")
@@ -37,10 +38,10 @@ REFERENCE = Policy.parse("conventional:fp32")
 SHARED = Policy.parse("shared:bf16+sr@L=3")
 SEPARATE = Policy.parse("separate:nvfp4/fp16+sr@L=3")
 COARSE = Policy.parse("shared:fp8+sr@L=3")
+pytestmark = pytest.mark.usefixtures("one_quiet_thread")
+
 SEED = 2**40 + 9
-LENGTHS = (7, 4, 1, 12)
-SEQUENCES = (70, 3, 4_000_000_000, 0)
-STEPS = 7
+truth = functools.partial(four_sequences.truth, seed=SEED)
 FAST = ("nemotron_h", "qwen3_5", "kimi_linear")
 SLIDING = "lara_mini"
 SMALL = "nemotron_h"
@@ -50,23 +51,10 @@ ALL = [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in tiny
 
 
 @pytest.fixture(autouse=True)
-def _one_quiet_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with quiet():
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
 def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rooms be so small that rows outgrow them."""
     monkeypatch.setattr(generation_graph, "CAPACITY_STEP", 4)
     monkeypatch.setattr(generation_graph, "SPARE_TOKENS", 2)
-
-
-def texts() -> list[list[int]]:
-    return [tiny.token_ids(1, n + STEPS, seed=i)[0].tolist() for i, n in enumerate(LENGTHS)]
 
 
 def fixed_rows(head: OutputHead, policy: Policy, *, places: int = 3, graphs: Graphs = Graphs.AUTO) -> FixedRows:
@@ -114,21 +102,6 @@ def come_and_go(head: OutputHead, policy: Policy, rows: FixedRows | None = None)
         leave(1)
         step(1)
     return {m: torch.stack(logits) for m, logits in seen.items()}
-
-
-def truth(head: OutputHead, policy: Policy, counts: dict[int, int]) -> dict[int, Tensor]:
-    ids = texts()
-    return {
-        m: oracle.forced(
-            head, policy, ids[m][: LENGTHS[m]], ids[m][LENGTHS[m] :][:count], sequence=SEQUENCES[m], seed=SEED
-        )
-        for m, count in counts.items()
-    }
-
-
-def gaps(found: dict[int, Tensor], wanted: dict[int, Tensor]) -> dict[int, float]:
-    """Largest difference of each sequence's logits, relative to the largest logit; infinite where one is no number."""
-    return {m: float((found[m] - wanted[m]).abs().max().nan_to_num(torch.inf) / wanted[m].abs().max()) for m in wanted}
 
 
 def gaps_of(head: OutputHead, policy: Policy) -> dict[int, float]:

@@ -13,26 +13,18 @@ from replayeval.engine.generation_batch import PolicyDecoder
 from replayeval.engine.generation_scoring import Context, Continuation, Likelihood, LikelihoodScorer
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.head import OutputHead
-from replayeval.models.quiet import quiet
 from replayssm.policy import Policy
 from replayssm.replay import StateBank
 from tests.engine import generation_oracle as oracle
 from tests.models import tiny
 
 POLICY = Policy.parse("shared:nvfp4+sr@L=2")
+pytestmark = pytest.mark.usefixtures("one_quiet_thread")
+
 REFERENCE = Policy.parse("conventional:fp32")
 SEED = 3
 LIMIT = 2e-3
 """Nats, of sums of up to six log-probabilities, each the difference of two logits of up to 20 known to 1e-5 of that."""
-
-
-@pytest.fixture(autouse=True)
-def _one_quiet_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with quiet():
-        yield
-    torch.set_num_threads(threads)
 
 
 def ids(count: int, seed: int) -> tuple[int, ...]:

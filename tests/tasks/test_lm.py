@@ -1,7 +1,6 @@
 """The model class `replayssm` against lm-eval's own `hf`, and what it refuses."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from replayeval.engine.generation import Generator as Engine
 from replayeval.engine.generation_sampling import Sampling
 from replayeval.errors import ConfigError, UnsupportedArmError
 from replayeval.models.builtin.catalog import builtin_path
-from replayeval.models.quiet import quiet
 from replayeval.tasks.lm import NO_LIMIT, ReplayLM
 from replayeval.tasks.lm_arguments import split_arguments
 from replayeval.tasks.lm_requests import occurrences, prompt_hash, stream, wanted
@@ -31,20 +29,11 @@ evaluate: Any = lm_eval.simple_evaluate
 Manager: Any = TaskManager
 
 # lm-eval and what it loads warn of their own affairs.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_quiet_thread")]
 
 PROMPTS = ("In the beginning God", "And it came to pass that", "The quick brown fox jumps", "x")
 CHOICES = (" created the heaven", " a", " over the lazy dog\n")
 POLICY = "separate:nvfp4/fp16+sr"
-
-
-@pytest.fixture(autouse=True)
-def _one_quiet_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with quiet():
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Generated English for training: sentences that share their word pairs with a text but are new every time.
 
-A small model learns a few megastr by heart within some tens of passes, and then fails on any other text. Word pairs
+A small model learns a few megabytes by heart within some tens of passes, and then fails on any other text. Word pairs
 drawn at random keep the vocabulary and local grammar and leave nothing to memorise.
 """
 
