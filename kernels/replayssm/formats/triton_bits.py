@@ -8,6 +8,7 @@ PyTorch path on every device, and on cards without conversion instructions for a
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 FP32 = tl.constexpr(0)
 BF16 = tl.constexpr(1)
@@ -18,6 +19,7 @@ E2M1 = tl.constexpr(5)
 INT8 = tl.constexpr(6)
 INT16 = tl.constexpr(7)
 
+_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _INFINITY = tl.constexpr(0x7F800000)
 _BIAS = tl.constexpr(127)
@@ -89,40 +91,74 @@ def philox_bits(seed_low, seed_high, layer_copy, sequence, token, rows, D_K: tl.
 
 
 @triton.jit
-def _power_of_two(exponent):
-    """`2**exponent` of an int32 exponent in the normal range of float32."""
-    return ((exponent + _BIAS) << _SHIFT).to(tl.float32, bitcast=True)
+def _cut_sum(a, factor: tl.constexpr, b):
+    """`a * factor + b` for a product that is exact, rounded towards zero; every number is positive."""
+    if _INTERPRETED:
+        total = a * factor + b
+        # Where rounding to nearest went up, the float32 below.
+        up = total - a * factor > b
+        total = (total.to(tl.int32, bitcast=True) - up.to(tl.int32)).to(tl.float32, bitcast=True)
+    else:
+        total = tl.inline_asm_elementwise(
+            "fma.rz.f32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, tl.full(a.shape, factor, tl.float32), b],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return total
 
 
 @triton.jit
-def round_to_grid(magnitudes, words, smallest, largest, mantissa_bits, stochastic):
+def round_to_grid(
+    magnitudes,
+    words,
+    SMALLEST: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
     """Round magnitudes to the grid of a type, to nearest even or stochastically.
 
     Between grid neighbours `lo <= x < hi`, with `f` the distance from `lo` in units of `2**-32` of the gap and cut to a
     whole number, the result is `hi` if `word + f >= 2**32`.
 
     Args:
-        magnitudes: Finite, non-negative float32 values, below 2**18 (2**22 for integers).
-        words: uint32, one per value; ignored unless `stochastic`.
-        smallest: Exponent of the smallest normal value, int32; 0 for integers.
-        largest: Exponent above which the gap stays the same: 0 for integers, 127 for floats.
-        mantissa_bits: Width of the fraction, int32.
-        stochastic: Whether the words decide.
+        magnitudes: Non-negative float32 values, below 2**18 (2**22 for integers), or NaN, which stays NaN.
+        words: uint32, one per value; ignored unless STOCHASTIC.
+        SMALLEST: Exponent of the smallest normal value; 0 for integers.
+        MANTISSA_BITS: Width of the fraction; 0 for integers.
+        INTEGER: Whether the gap is 1 everywhere.
+        STOCHASTIC: Whether the words decide.
 
     Returns:
         float32 grid values; the grid continues beyond the largest value of the type.
     """
-    exponent = (magnitudes.to(tl.int32, bitcast=True) >> _SHIFT) - _BIAS
-    exponent = tl.minimum(tl.maximum(exponent, smallest), largest)
-    # At this power of two the neighbours of a float32 are one gap apart, so a sum with it rounds to the grid.
-    anchor = _power_of_two(exponent + (23 - mantissa_bits))
-    rounded = (magnitudes + anchor) - anchor
-    if stochastic:
-        gap = _power_of_two(exponent - mantissa_bits)
-        low = tl.where(rounded > magnitudes, rounded - gap, rounded)
-        beyond = ((magnitudes - low) * _power_of_two((32 + mantissa_bits) - exponent)).to(tl.uint32)
+    # At this multiple of the power of two below a value, the neighbours of a float32 are one gap apart, so a sum rounds
+    # to the grid. Products with powers of two are exact, so fused or not is the same.
+    ANCHOR: tl.constexpr = 2.0 ** (23 - MANTISSA_BITS)
+    GAP: tl.constexpr = 2.0**-MANTISSA_BITS
+    if INTEGER:
+        power = tl.full(magnitudes.shape, 1.0, tl.float32)
+    else:
+        normal = tl.maximum(magnitudes, 2.0**SMALLEST)
+        power = (normal.to(tl.int32, bitcast=True) & _INFINITY).to(tl.float32, bitcast=True)
+    anchor = tl.full(power.shape, ANCHOR, tl.float32)
+    if STOCHASTIC:
+        low = tl.fma(power, -anchor, _cut_sum(power, ANCHOR, magnitudes))
+        # 2**(32 + MANTISSA_BITS) / power: its exponent, of which 512 falls out of 32 bits.
+        inverse_gap = ((2 * _BIAS + 32 + MANTISSA_BITS - 512) << _SHIFT) - power.to(tl.int32, bitcast=True)
+        beyond = (magnitudes - low) * inverse_gap.to(tl.float32, bitcast=True)
+        if _INTERPRETED:
+            # NumPy warns when it converts NaN.
+            beyond = tl.where(beyond != beyond, 0.0, beyond)
+        beyond = beyond.to(tl.uint32)
         # word + beyond >= 2**32, without leaving 32 bits.
-        rounded = tl.where((words ^ 0xFFFFFFFF) < beyond, low + gap, low)
+        gap = tl.where((words ^ 0xFFFFFFFF) < beyond, power, 0.0)
+        rounded = tl.fma(gap, tl.full(power.shape, GAP, tl.float32), low)
+    else:
+        rounded = tl.fma(power, -anchor, tl.fma(power, anchor, magnitudes))
     return rounded
 
 

@@ -66,6 +66,18 @@ def test_words_on_either_side_of_a_decision(text: str) -> None:
     assert mismatches(wrong, truth) != []
 
 
+@pytest.mark.parametrize("word", [0, 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("text", ["fp16+sr", "fp8+sr", "nvfp4+sr", "mxfp4+sr", "int8+sr", "bf16+sr"])
+def test_extreme_words(text: str, word: int) -> None:
+    """The largest word takes everything up that is 2**-32 of a gap above a grid point, the smallest nothing."""
+    fmt = Format.parse(text)
+    states = torch.cat([*regimes().values()])
+    words = torch.full((len(states), states[0].numel()), word, dtype=torch.int64)
+    truth = store_and_load(states, fmt, bits=words)
+    loaded = store(states.to(DEVICE), fmt, words)[1]
+    assert {name: mismatches(values.cpu(), truth)[:3] for name, values in loaded.items()} == dict.fromkeys(loaded, [])
+
+
 @pytest.mark.parametrize(("text", "divisor"), [("fp8", 448.0), ("nvfp4", 6.0), ("int8", 127.0)])
 def test_a_divisor_that_is_off_by_one_bit_is_seen(text: str, divisor: float) -> None:
     fmt = Format.parse(text)
