@@ -36,7 +36,15 @@ from replayssm.launch import is_interpreted
 from replayssm.policy import REFERENCE, Policy, precision_arms
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.replay import StateBank
-from replayssm.triton_tiles import FOLD_WARPS, STAGES, prepare_warps, tile_rows, warps
+from replayssm.triton_tiles import (
+    FOLD_WARPS,
+    HEAD_PARTS,
+    STAGES,
+    WARPGROUP_ROWS,
+    prepare_warps,
+    tile_rows,
+    warps,
+)
 
 TOKENS = 2048
 LAYER = 0
@@ -258,11 +266,12 @@ def run_compile(names: Sequence[str], products: int) -> int:
         print(name, "fold", compiled(kernels.fold_kernel, FOLD_WARPS, {**common, "BLOCK_V": whole}), flush=True)
         common["RULE"] = list(Recurrence).index(shape.recurrence)
         for label, formats in FORMATS.items():
-            block_v = whole if "nvfp4" in label else split
-            constants = {**common, "BLOCK_V": block_v, "FORMATS": formats}
+            whole_head = "nvfp4" in label
+            parts = max(1, min(HEAD_PARTS, whole // WARPGROUP_ROWS)) if whole_head and products else 1
+            block_v = whole // parts if whole_head else split
+            constants = {**common, "BLOCK_V": block_v, "FORMATS": formats, "PARTS": parts}
             for kind, kernel in (("walk", walks.walk_kernel), ("serve", walks.serve_kernel)):
-                parts = {"PARTS": 1} if kind == "walk" else {}
-                made = compiled(kernel, warps(block_v, 128, products), constants | parts, stages=STAGES)
+                made = compiled(kernel, warps(block_v, 128, products), constants, stages=STAGES)
                 print(name, f"{kind} {label}", made, flush=True)
     return 0
 

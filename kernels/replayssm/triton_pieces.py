@@ -1,6 +1,6 @@
 """The walk of the pieces of all rows, and the reads of separate copies, from operands: for every recurrence."""
 
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -100,6 +100,30 @@ def advance(
     return outputs, state
 
 
+@triton.jit
+def place_in_grid(part, head, row, started_ptr, heads, PARTS: tl.constexpr):
+    """The part of a head, head and row (or window) that a program takes.
+
+    Programs of one head that wait for each other take their places in the order in which they start. So at most one
+    head of a launch waits for a program that does not run yet, and that is the next to start: every other head gets to
+    its end and makes room.
+
+    Args:
+        part: The program's own place in the grid, its place if PARTS is 1.
+        head: Likewise.
+        row: Likewise.
+        started_ptr: int32, zero before; used if PARTS is not 1.
+        heads: Heads of a row.
+        PARTS: Programs per head that wait for each other; 1 for tiles that do not.
+    """
+    if PARTS > 1:
+        started = tl.atomic_add(started_ptr, 1)
+        part = started % PARTS
+        head = started // PARTS % heads
+        row = started // (PARTS * heads)
+    return part, head, row
+
+
 @triton.jit(do_not_specialize=["layer", "longest"])
 def walk_kernel(
     reads_ptr,
@@ -129,12 +153,11 @@ def walk_kernel(
 ):
     """Walk the pieces of one row, one head and BLOCK_V value rows; see `replayssm.triton_window` for the tables.
 
-    With PARTS above 1, so many programs share a head whose scales depend on all of it; `exchange_ptr` is int32
-    `[rows, longest, heads, PARTS]`, zero.
+    With PARTS above 1, so many programs share a head whose scales depend on all of it; `exchange_ptr` is int32, zero:
+    one number for `place_in_grid`, then `[rows, longest, heads, PARTS]`.
     """
-    head = tl.program_id(1)
-    row = tl.program_id(2)
-    v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    part, head, row = place_in_grid(tl.program_id(0), tl.program_id(1), tl.program_id(2), exchange_ptr, heads, PARTS)
+    v = part * BLOCK_V + tl.arange(0, BLOCK_V)
     keys = tl.arange(0, BLOCK_K)
     inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
     row_ptr = rows_ptr + row * ROW_FIELDS
@@ -176,8 +199,8 @@ def walk_kernel(
                 inside,
                 D_K,
                 FORMATS,
-                exchange_ptr + (index * heads + head) * PARTS,
-                tl.program_id(0),
+                exchange_ptr + 1 + (index * heads + head) * PARTS,
+                part,
                 PARTS,
             )
 
@@ -190,6 +213,7 @@ def serve_kernel(
     vectors_ptr,
     states_ptr,
     copies_ptr,
+    exchange_ptr,
     outputs_ptr,
     rows_ptr,
     windows_ptr,
@@ -207,11 +231,15 @@ def serve_kernel(
     FORMATS: tl.constexpr,
     PRODUCTS: tl.constexpr,
     RULE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Store a read copy and read a window through it, but for a token that flushes; one head, BLOCK_V rows."""
-    window_ptr = windows_ptr + tl.program_id(0) * WINDOW_FIELDS
-    head = tl.program_id(1)
-    v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    """Store a read copy and read a window through it, but for a token that flushes; one head, BLOCK_V rows.
+
+    PARTS and `exchange_ptr` are as in `walk_kernel`, with `[windows, heads, PARTS]` numbers.
+    """
+    part, head, window = place_in_grid(tl.program_id(2), tl.program_id(1), tl.program_id(0), exchange_ptr, heads, PARTS)
+    window_ptr = windows_ptr + window * WINDOW_FIELDS
+    v = part * BLOCK_V + tl.arange(0, BLOCK_V)
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)
     inside = (v < d_v)[:, None] & (keys < D_K)[None, :]
@@ -221,7 +249,20 @@ def serve_kernel(
     served = tl.load(copies_ptr + at, mask=inside, other=0.0)
     if tl.load(window_ptr + 4) != 0:
         token = tl.load(window_ptr + 5).to(tl.uint32)
-        served = store_lane(served, tl.load(row_ptr + 3), row_ptr, layer, token, 1, head * d_v + v, D_K, FORMATS)
+        served = store_lane(
+            served,
+            tl.load(row_ptr + 3),
+            row_ptr,
+            layer,
+            token,
+            1,
+            head * d_v + v,
+            D_K,
+            FORMATS,
+            exchange_ptr + 1 + (window.to(tl.int64) * heads + head) * PARTS,
+            part,
+            PARTS,
+        )
         lane = tl.load(window_ptr + 6)
         if lane >= 0:
             tl.store(states_ptr + state_offsets(lane, head, heads, d_v, v, keys, D_K), served, mask=inside)

@@ -12,6 +12,8 @@ STAGES = 2
 """Pieces whose operands a walk has in shared memory; more leave room for fewer programs."""
 WARPGROUP_ROWS = 64
 """Rows of a matrix product that the four warps of a warpgroup take together."""
+HEAD_PARTS = 2
+"""Programs that share a head whose scales depend on all of it; tiles below a warpgroup's rows double the products."""
 _SPLIT_ROWS = 32
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from replayssm.backend import Products
-from replayssm.formats import Format
+from replayssm.formats import Format, Rounding
 from replayssm.formats.triton_format import ScaleCode, TritonFormat, block
 from replayssm.lanes import Lanes
 from replayssm.launch import is_interpreted, launch
@@ -22,6 +22,7 @@ from replayssm.schedule import Ints, Slab
 from replayssm.triton_tables import PIECE_TOKENS, STORES, WRITES, piece_tables, serve_table, words
 from replayssm.triton_tiles import (
     FOLD_WARPS,
+    HEAD_PARTS,
     STAGES,
     STEP_ELEMENTS,
     WARPGROUP_ROWS,
@@ -31,7 +32,6 @@ from replayssm.triton_tiles import (
 )
 
 _REMEMBERED_TABLES = 64
-_HEAD_PARTS = 2
 
 _BFLOAT16_PRODUCTS = (2, 4)
 _SPLIT_PRODUCTS = (4, 5)
@@ -74,6 +74,7 @@ class _Group:
         single: Whether every window is one token and no row has a read copy: walked token by token.
         parts: Programs that share a head whose scales depend on all of it.
         block_v: Value rows per program of the walk.
+        read_parts: Likewise for read copies.
         read_block_v: Value rows per program that stores and reads read copies.
     """
 
@@ -88,6 +89,7 @@ class _Group:
     single: bool
     parts: int
     block_v: int
+    read_parts: int
     read_block_v: int
 
 
@@ -229,7 +231,7 @@ class TritonWalk:
                 *operands,
                 states,
                 copies,
-                torch.zeros(places * heads * group.parts, dtype=torch.int32, device=device),
+                _zeros(places * heads, group.parts, device),
                 outputs,
                 group.rows,
                 group.pieces,
@@ -253,6 +255,7 @@ class TritonWalk:
                 *operands,
                 states,
                 copies,
+                _zeros(len(group.windows) * heads, group.read_parts, device),
                 outputs,
                 group.rows,
                 group.windows,
@@ -266,6 +269,7 @@ class TritonWalk:
                 BLOCK_V=group.read_block_v,
                 FORMATS=group.read_formats,
                 RULE=rule,
+                PARTS=group.read_parts,
                 **sizes,
                 num_stages=STAGES,
                 num_warps=warps(group.read_block_v, block_k, self._products),
@@ -302,9 +306,18 @@ class TritonWalk:
             rows = _block_v(known, d_v, 0 if single else self._products)
             parts = 1 if single else self._parts(known, rows)
             members.setdefault((rows // parts, parts, single), []).append(place)
+        formats = [lanes.formats[row] for row in _integers(slab.rows)]
+
+        def cost(place: int) -> int:
+            fmt = formats[place]
+            return 0 if fmt is None else 1 + (fmt.rounding is Rounding.STOCHASTIC)
+
+        # Programs start in order, and what takes longest should not start last.
+        ordered = [(kind, sorted(places, key=cost, reverse=True)) for kind, places in members.items()]
+        ordered.sort(key=lambda group: (group[0][2], cost(group[1][0])), reverse=True)
         return [
             self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), *kind, shape, device)
-            for kind, places in members.items()
+            for kind, places in ordered
         ]
 
     def _parts(self, formats: Sequence[TritonFormat], rows: int) -> int:
@@ -317,7 +330,7 @@ class TritonWalk:
         whole = [f for f in formats if f.whole_head]
         if not whole or any(f.scale is not ScaleCode.E4M3 or f.tile_rows > WARPGROUP_ROWS for f in whole):
             return 1
-        return max(1, min(_HEAD_PARTS, rows // WARPGROUP_ROWS))
+        return max(1, min(HEAD_PARTS, rows // WARPGROUP_ROWS))
 
     def _group(
         self,
@@ -361,6 +374,8 @@ class TritonWalk:
         formats, read_formats = (
             [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in fs] for fs in (order, read_order)
         )
+        read_rows = _block_v(read_formats, d_v, self._products)
+        read_parts = self._parts(read_formats, read_rows)
         place, piece = np.nonzero(((pieces[..., 1] & STORES) != 0) & (pieces[..., 3] >= 0))
         flags, token, slot = (pieces[place, piece, field] for field in (1, 2, 3))
         lane = np.where((flags & WRITES) != 0, np.array(rows, dtype=np.int64)[place, 1], -1)
@@ -379,7 +394,8 @@ class TritonWalk:
             single=single,
             parts=parts,
             block_v=block_v,
-            read_block_v=_block_v(read_formats, d_v, self._products),
+            read_parts=read_parts,
+            read_block_v=read_rows // read_parts,
         )
 
 
@@ -413,6 +429,11 @@ def _side_streams(device: torch.device, count: int) -> list[Any]:
 
 def _unset(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _zeros(heads: int, parts: int, device: torch.device) -> Tensor:
+    """What the programs that share heads exchange, and one number to begin with; see `place_in_grid`."""
+    return torch.zeros(1 + heads * parts if parts > 1 else 1, dtype=torch.int32, device=device)
 
 
 def _block_v(formats: Sequence[TritonFormat], d_v: int, products: int) -> int:
