@@ -111,6 +111,23 @@ def _cut_sum(a, factor: tl.constexpr, b):
 
 
 @triton.jit
+def _add_carry(x, a, b):
+    """int32 `x`, and one more where the uint32 `a + b` leaves 32 bits."""
+    if _INTERPRETED:
+        total = x + ((a ^ 0xFFFFFFFF) < b).to(tl.int32)
+    else:
+        total = tl.inline_asm_elementwise(
+            "{ .reg .u32 low; add.cc.u32 low, $2, $3; addc.u32 $0, $1, 0; }",
+            "=r,r,r,r",
+            [x, a, b],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return total
+
+
+@triton.jit
 def round_to_grid(
     magnitudes,
     words,
@@ -138,7 +155,6 @@ def round_to_grid(
     # At this multiple of the power of two below a value, the neighbours of a float32 are one gap apart, so a sum rounds
     # to the grid. Products with powers of two are exact, so fused or not is the same.
     ANCHOR: tl.constexpr = 2.0 ** (23 - MANTISSA_BITS)
-    GAP: tl.constexpr = 2.0**-MANTISSA_BITS
     if INTEGER:
         power = tl.full(magnitudes.shape, 1.0, tl.float32)
     else:
@@ -146,20 +162,19 @@ def round_to_grid(
         power = (normal.to(tl.int32, bitcast=True) & _INFINITY).to(tl.float32, bitcast=True)
     anchor = tl.full(power.shape, ANCHOR, tl.float32)
     if STOCHASTIC:
-        low = tl.fma(power, -anchor, _cut_sum(power, ANCHOR, magnitudes))
+        # The last bit of this sum counts gaps.
+        total = _cut_sum(power, ANCHOR, magnitudes)
+        low = tl.fma(power, -anchor, total)
         # 2**(32 + MANTISSA_BITS) / power: its exponent, of which 512 falls out of 32 bits.
         inverse_gap = ((2 * _BIAS + 32 + MANTISSA_BITS - 512) << _SHIFT) - power.to(tl.int32, bitcast=True)
         beyond = (magnitudes - low) * inverse_gap.to(tl.float32, bitcast=True)
         if _INTERPRETED:
             # NumPy warns when it converts NaN.
             beyond = tl.where(beyond != beyond, 0.0, beyond)
-        beyond = beyond.to(tl.uint32)
-        # word + beyond >= 2**32, without leaving 32 bits.
-        gap = tl.where((words ^ 0xFFFFFFFF) < beyond, power, 0.0)
-        rounded = tl.fma(gap, tl.full(power.shape, GAP, tl.float32), low)
+        total = _add_carry(total.to(tl.int32, bitcast=True), words, beyond.to(tl.uint32)).to(tl.float32, bitcast=True)
     else:
-        rounded = tl.fma(power, -anchor, tl.fma(power, anchor, magnitudes))
-    return rounded
+        total = tl.fma(power, anchor, magnitudes)
+    return tl.fma(power, -anchor, total)
 
 
 @triton.jit
