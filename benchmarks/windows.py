@@ -1,6 +1,7 @@
 """Window kernels of the chunked engine at the shapes of real models: checked first, then timed; or compiled only.
 
     python benchmarks/windows.py time [--out windows.json]      on a CUDA device
+    python benchmarks/windows.py time --shape NAME --policies shared:nvfp4@L=16 --head-parts 1      two rows of each
     python benchmarks/windows.py compile [--shape NAME]         without one: registers, stack and shared memory on sm_90
 
 `time` exits with 1, and times nothing, where a kernel disagrees with the PyTorch path. One document, chunks of 2,048
@@ -162,7 +163,13 @@ def seconds_of(shape: LayerShape, execution: str, policies: Sequence[Policy], de
 
 
 def run_time(
-    names: Sequence[str], executions: Sequence[str], out: Path | None, *, checked: bool, begin: Callable[[], None]
+    names: Sequence[str],
+    executions: Sequence[str],
+    rows: dict[str, tuple[Policy, ...]],
+    out: Path | None,
+    *,
+    checked: bool,
+    begin: Callable[[], None],
 ) -> int:
     """Check and time some shapes."""
     if not torch.cuda.is_available():
@@ -182,21 +189,22 @@ def run_time(
             bound = 8 * 2.0**-24 * (SHAPES[name].d_k + 3 * 96) ** 0.5
             if found["relative_error_float32"] > bound or found["stored_elements_that_differ"]:
                 return 1
-        for name, execution, policies in product(names, executions, ROWS.values()):
+        for name, execution, policies in product(names, executions, rows.values()):
             inputs = inputs_of(SHAPES[name], len(policies), 48, device)
             bank(policies, execution).advance(LAYER, SHAPES[name].recurrence, inputs)
         torch.cuda.synchronize()
         begin()
         for record in records:
             shape = SHAPES[record["shape"]]
-            for label, policies in ROWS.items():
+            for label, policies in rows.items():
                 record[label] = {execution: seconds_of(shape, execution, policies, device) for execution in executions}
                 print(record["shape"], label, record[label], flush=True)
             if out is not None:
                 out.write_text(
                     json.dumps(
                         {
-                            "rows": {label: [str(p) for p in rows] for label, rows in ROWS.items()},
+                            "rows": {label: [str(p) for p in policies] for label, policies in rows.items()},
+                            "head_parts": walk_module().HEAD_PARTS,
                             "tokens": TOKENS,
                             "layers": records,
                         },
@@ -205,6 +213,11 @@ def run_time(
                     + "\n"
                 )
     return 0
+
+
+def walk_module() -> Any:
+    """The host side of the kernels."""
+    return importlib.import_module("replayssm.triton_walk")
 
 
 def compiled(kernel: Any, num_warps: int, constants: dict[str, Any], *, stages: int = 3) -> dict[str, int]:
@@ -284,6 +297,9 @@ def main() -> int:
     parser.add_argument("--shape", choices=tuple(SHAPES))
     parser.add_argument("--products", choices=tuple(PRODUCTS), default="bf16x6", help="of the kernels to compile")
     parser.add_argument("--executions", nargs="+", default=["triton", "triton:tf32", "triton:bf16"], help="to time")
+    parser.add_argument("--rows", choices=tuple(ROWS), nargs="*", help="sets of rows to time; all, unless --policies")
+    parser.add_argument("--policies", type=Policy.parse, nargs="+", default=[], help="to time alone, two rows of each")
+    parser.add_argument("--head-parts", type=int, default=HEAD_PARTS, help="programs that share a head")
     parser.add_argument("--unchecked", action="store_true", help="time what was checked before")
     parser.add_argument("--ready", type=Path, help="made when the first kernels are warm")
     parser.add_argument("--wait", type=Path, help="measuring begins when this exists")
@@ -297,7 +313,11 @@ def main() -> int:
 
     names = [arguments.shape] if arguments.shape else tuple(SHAPES)
     if arguments.what == "time":
-        return run_time(names, arguments.executions, arguments.out, checked=not arguments.unchecked, begin=begin)
+        walk_module().HEAD_PARTS = arguments.head_parts
+        labels = arguments.rows if arguments.rows is not None else () if arguments.policies else tuple(ROWS)
+        rows = {label: ROWS[label] for label in labels}
+        rows |= {f"two rows of {policy}": (policy, policy) for policy in arguments.policies}
+        return run_time(names, arguments.executions, rows, arguments.out, checked=not arguments.unchecked, begin=begin)
     return run_compile(names, PRODUCTS[arguments.products])
 
 

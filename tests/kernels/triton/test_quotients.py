@@ -6,6 +6,7 @@ every estimate that a card may start with; on a card the compiled ones are compa
 
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
+from torch import Tensor
 
 from replayssm.formats.triton_ops import quotients, reciprocal
 from replayssm.launch import launch
@@ -65,44 +67,46 @@ def even_allowed(x: Floats, estimate: Floats) -> Floats:
     return fused(fused(rest, rest, rest), estimate, estimate)
 
 
-def hard_pairs(significands: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def hard_pairs(significands: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs in `[1, 2)` whose quotient is within 3/2 units of `1 / divisor` of a tie between neighbours.
 
     With dividend `A`, divisor `B` and quotient `Q = k + 1/2 + D/(2B)` in units of their last places, `A * 2**s = D`
     modulo `B` for `s` 24 or 25. An error of the corrected quotient is below `3/(2B)`, so `|D|` up to 3 covers all.
+
+    Args:
+        significands: Those of the divisors, int64 in `[2**23, 2**24)`.
     """
-    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    for shift in (24, 25):
-        for distance in (-3, -2, -1, 1, 2, 3):
-            for twos in range(3):
-                # Where the divisor is even, the congruence can be halved.
-                here = significands[(significands >> twos) % 2 == 1]
-                here = here[here & ((1 << twos) - 1) == 0]
-                if distance % (1 << twos):
-                    continue
-                modulus = here >> twos
-                x = np.mod(distance >> twos, modulus)
-                for _ in range(shift - twos):
-                    x = np.where(x % 2 == 1, x + modulus, x) >> 1
-                for turn in range(1 << (twos + 1)):
-                    dividend = x + turn * modulus
-                    inside = (dividend >= SIGNIFICANDS) & (dividend < 2 * SIGNIFICANDS)
-                    pairs.append((dividend[inside], here[inside]))
-    dividends, divisors = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
-    unit = 1.0 / SIGNIFICANDS
-    return (dividends * unit).astype(np.float32), (divisors * unit).astype(np.float32)
+    dividends: list[Tensor] = []
+    divisors: list[Tensor] = []
+    for shift, distance, twos in product((24, 25), (-3, -2, -1, 1, 2, 3), range(3)):
+        if distance % (1 << twos):
+            continue
+        # Where the divisor is even, the congruence can be halved.
+        here = significands[significands & ((2 << twos) - 1) == 1 << twos]
+        modulus = here >> twos
+        x = torch.remainder(torch.full_like(here, distance >> twos), modulus)
+        for _ in range(shift - twos):
+            x = (x + modulus * (x & 1)) >> 1
+        for turn in range(2 << twos):
+            dividend = x + turn * modulus
+            inside = (dividend >= SIGNIFICANDS) & (dividend < 2 * SIGNIFICANDS)
+            dividends.append(dividend[inside])
+            divisors.append(here[inside])
+    return torch.cat(dividends) / SIGNIFICANDS, torch.cat(divisors) / SIGNIFICANDS
 
 
-def sample() -> NDArray[np.int64]:
-    """Significands at random, around powers of two and three halves, and those whose reciprocals are hardest."""
-    drawn = np.random.default_rng(0).integers(SIGNIFICANDS, 2 * SIGNIFICANDS, 100_000)
-    edges = [SIGNIFICANDS + np.arange(512), 3 * SIGNIFICANDS // 2 + np.arange(-256, 256)]
-    edges += [2 * SIGNIFICANDS - 1 - np.arange(512), SIGNIFICANDS + np.array([0x069913, 0x07CC45, 0x6E4BC5])]
-    return np.concatenate([drawn, *edges]).astype(np.int64)
+def sampled_pairs(every: int = 1) -> tuple[Floats, Floats]:
+    """Hard pairs of divisors at random, around powers of two and three halves, and of the hardest reciprocals."""
+    drawn = torch.randint(SIGNIFICANDS, 2 * SIGNIFICANDS, (100_000,), generator=torch.Generator().manual_seed(0))
+    near = torch.arange(512)
+    edges = [SIGNIFICANDS + near, 3 * SIGNIFICANDS // 2 - 256 + near, 2 * SIGNIFICANDS - 1 - near]
+    hardest = SIGNIFICANDS + torch.tensor([0x069913, 0x07CC45, 0x6E4BC5])
+    dividends, divisors = hard_pairs(torch.cat([drawn, *edges, hardest])[::every])
+    return dividends.numpy(), divisors.numpy()
 
 
 def wrong(step: Callable[[Floats, Floats], Floats]) -> int:
-    dividends, divisors = hard_pairs(sample())
+    dividends, divisors = sampled_pairs()
     assert len(dividends) > 500_000
     return sum(
         int(
@@ -147,7 +151,7 @@ def test_reciprocals_that_are_off_by_one_make_no_quotient_wrong() -> None:
 def test_planted_shortcuts_are_seen() -> None:
     assert wrong(one_step) > 0
     assert wrong(even_allowed) > 0
-    dividends, divisors = hard_pairs(sample())
+    dividends, divisors = sampled_pairs()
     assert int((dividends * (np.float32(1) / divisors) != dividends / divisors).sum()) > 0
 
 
@@ -155,7 +159,7 @@ def test_planted_shortcuts_are_seen() -> None:
 def test_no_remainder_underflows(lifted: bool) -> None:
     """Scales from the smallest to the largest, quotients down to 2**-57; planted: scales as they are."""
     make = np.random.default_rng(2)
-    dividends, divisors = hard_pairs(sample()[::20])
+    dividends, divisors = sampled_pairs(20)
     exponent = make.integers(-126, 125, len(divisors))
     scale = np.ldexp(divisors, exponent).astype(np.float32)
     over_grid = make.integers(-57, 15, len(divisors))
@@ -188,8 +192,7 @@ def quotient_kernel(values_ptr, over_ptr, out_ptr, count, BLOCK: tl.constexpr):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_card_rounds_the_hardest_quotients_of_every_divisor_correctly() -> None:
     for first in range(SIGNIFICANDS, 2 * SIGNIFICANDS, SIGNIFICANDS // 4):
-        pairs = hard_pairs(np.arange(first, first + SIGNIFICANDS // 4, dtype=np.int64))
-        dividends, divisors = (torch.from_numpy(x).cuda() for x in pairs)
+        dividends, divisors = hard_pairs(torch.arange(first, first + SIGNIFICANDS // 4, device="cuda"))
         got = torch.full_like(dividends, torch.nan)
         launch(quotient_kernel, (-(-len(got) // 1024),), dividends, divisors, got, len(got), BLOCK=1024, num_warps=4)
         # Divided in float64: a quotient of float32 numbers is never so near a tie that this rounds it twice.
