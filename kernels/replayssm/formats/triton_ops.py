@@ -185,7 +185,7 @@ def round_payload(
 
     Args:
         quotients: float32, the values themselves where there is no scale.
-        values: float32, whose signs the payloads get.
+        values: float32, whose signs the payloads get: a corrected quotient of a negative zero is a positive one.
         words: uint32 like `values`; ignored unless STOCHASTIC.
         SMALLEST: Exponent of the smallest normal value of the type; 0 for integers.
         MANTISSA_BITS: Width of the fraction.

@@ -178,6 +178,15 @@ def test_no_remainder_underflows(lifted: bool) -> None:
     assert bool((got[~large] <= 2.0**-56).all())
 
 
+def test_signs_do_not_come_from_quotients() -> None:
+    """A corrected quotient of a negative zero has lost its sign, which is why payloads take those of the values."""
+    zero, over = np.array([-0.0], dtype=np.float32), np.array([3.0], dtype=np.float32)
+    quotient = quotients_from(zero, over, reciprocal_from(over, estimates(over, 0)))
+    assert quotient[0] == 0
+    assert not np.signbit(quotient[0])
+    assert np.signbit(zero / over)[0]
+
+
 @triton.jit
 def quotient_kernel(values_ptr, over_ptr, out_ptr, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
