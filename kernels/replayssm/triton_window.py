@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from replayssm.formats.triton_bits import magnitude_bits, philox_bits
-from replayssm.formats.triton_ops import store_and_load_tile
+from replayssm.formats.triton_ops import SCALE_E4M3, SCALE_NONE, group_largest, store_and_load_tile
 
 ROW_FIELDS = tl.constexpr(8)
 PIECE_FIELDS = tl.constexpr(4)
@@ -258,24 +258,31 @@ def solve_unit_lower(strict, BLOCK_T: tl.constexpr):
 
 
 @triton.jit
-def largest_of_head(own, ptr, part, PARTS: tl.constexpr):
-    """Largest of the magnitudes (as bits) that the programs of one head have found, which wait for each other.
+def publish_largest(own, ptr, part):
+    """Leave the largest magnitude (as bits) that a program has found to the others of its head, at `ptr[part]`."""
+    tl.store(ptr + part, own + 1)
 
-    They are neighbours in their grid, so that all of them run once the first does.
+
+@triton.jit
+def largest_of_head(ptr, PARTS: tl.constexpr):
+    """Largest of the magnitudes (as bits) that the programs of one head leave with `publish_largest`; waits for them.
+
+    All of them run once the first does, or start next: see `replayssm.triton_pieces.place_in_grid`.
 
     Args:
-        own: What this program found, an int32 scalar.
-        ptr: int32 `[PARTS]`, zero before; used once.
-        part: Which of the programs this is.
-        PARTS: How many there are.
+        ptr: int32 `[PARTS]`, zero before the first of them starts; used once.
+        PARTS: How many programs there are.
+
+    Returns:
+        int32 scalar.
     """
-    tl.store(ptr + part, own + 1)
+    largest = tl.full((), 0, tl.int32)
     for i in tl.static_range(PARTS):
         found = tl.load(ptr + i, volatile=True)
         while found == 0:
             found = tl.load(ptr + i, volatile=True)
-        own = tl.maximum(own, found - 1)
-    return own
+        largest = tl.maximum(largest, found - 1)
+    return largest
 
 
 @triton.jit
@@ -314,6 +321,13 @@ def store_lane(
     loaded = working
     for i in tl.static_range(len(FORMATS)):
         if which == i:
+            SHARED: tl.constexpr = PARTS > 1 and FORMATS[i][1] == SCALE_E4M3
+            largest = None
+            if FORMATS[i][1] != SCALE_NONE:
+                largest = group_largest(magnitude_bits(working), FORMATS[i][2], FORMATS[i][3])
+            if SHARED:
+                publish_largest(tl.max(tl.max(largest, axis=1), axis=0), exchange_ptr, part)
+            # Random words are drawn while the others find theirs.
             words = tl.zeros((BLOCK_V, BLOCK_K), dtype=tl.uint32)
             if FORMATS[i][5]:
                 words = philox_bits(
@@ -327,9 +341,8 @@ def store_lane(
                     BLOCK_K,
                 )
             head_bits = None
-            if PARTS > 1:
-                own = tl.max(tl.max(magnitude_bits(working), axis=1), axis=0)
-                head_bits = largest_of_head(own, exchange_ptr, part, PARTS)
+            if SHARED:
+                head_bits = largest_of_head(exchange_ptr, PARTS)
             loaded = store_and_load_tile(
                 working,
                 words,
@@ -340,6 +353,7 @@ def store_lane(
                 FORMATS[i][4],
                 FORMATS[i][5],
                 head_bits,
+                largest,
             )
     return loaded
 

@@ -413,6 +413,7 @@ def store_and_load_tile(
     DIVISOR: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     head_bits=None,
+    largest=None,
 ):
     """What a tile loads back as after a store, without the detour over bytes.
 
@@ -426,6 +427,7 @@ def store_and_load_tile(
         DIVISOR: See `group_scale`.
         STOCHASTIC: Whether the words decide the payload.
         head_bits: As in `store_state`; that of the tile, which must then be the whole head, where it is None.
+        largest: `group_largest` of the values, where it is known.
 
     Returns:
         float32 like `values`.
@@ -433,7 +435,8 @@ def store_and_load_tile(
     if SCALE == SCALE_NONE:
         loaded = unscaled_payload(values, words, ELEMENT, STOCHASTIC)
     else:
-        largest = group_largest(magnitude_bits(values), TILE_ROWS, GROUP_KEYS)
+        if largest is None:
+            largest = group_largest(magnitude_bits(values), TILE_ROWS, GROUP_KEYS)
         of_head = tl.full((1, 1), 1.0, tl.float32)
         if SCALE == SCALE_E4M3:
             if head_bits is None:
