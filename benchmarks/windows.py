@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,16 @@ from replayssm.formats.triton_format import block
 from replayssm.formats.triton_store_kernels import pack_kernel, unpack_kernel
 from replayssm.launch import is_interpreted
 from replayssm.policy import REFERENCE, Policy, precision_arms
-from replayssm.records import Recurrence, TokenInputs
+from replayssm.records import Recurrence, TokenInputs, with_room
 from replayssm.replay import StateBank
+from replayssm.token_inputs import ROOM
 from replayssm.triton_tiles import (
     FOLD_WARPS,
-    HEAD_PARTS,
+    SERVE_PARTS,
     STAGES,
     WARPGROUP_ROWS,
     prepare_warps,
+    serve_registers,
     tile_rows,
     warps,
 )
@@ -59,6 +62,7 @@ ROWS = {
 FORMATS = {
     "fp32": (),
     "fp16+sr": ((2, 0, 1, 128, 0.0, True),),
+    "nvfp4": ((5, 3, 1, 16, 6.0, False),),
     "nvfp4, nvfp4+sr": ((5, 3, 1, 16, 6.0, False), (5, 3, 1, 16, 6.0, True)),
 }
 
@@ -90,6 +94,17 @@ def inputs_of(shape: LayerShape, rows: int, tokens: int, device: torch.device) -
         beta=normal(shape.heads).sigmoid() if delta else None,
     )
     return inputs.map(lambda x: x.expand(rows, *x.shape[1:]).contiguous())
+
+
+def with_room_for_records(inputs: TokenInputs) -> TokenInputs:
+    """The same tokens where those that stay buffered are put in front of the next, as in a model."""
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        rows, length, heads, width = x.shape
+        return with_room(rows, ROOM, length, heads, width, x.device).copy_(x)
+
+    moves = {name: moved(getattr(inputs, name)) for name in ("query", "key", "value")}
+    return replace(inputs, **moves, room=ROOM)
 
 
 def bank(policies: Sequence[Policy], execution: str) -> StateBank:
@@ -127,33 +142,40 @@ def check(shape: LayerShape, device: torch.device) -> dict[str, float]:
     return {"relative_error_float32": error, "stored_elements_that_differ": wrong}
 
 
-def step(states: StateBank, shape: LayerShape, inputs: TokenInputs) -> None:
-    """The next tokens of every layer."""
-    for layer in range(LAYERS):
+def step(states: StateBank, shape: LayerShape, inputs: TokenInputs, layers: range) -> None:
+    """The next tokens of some layers."""
+    for layer in layers:
         states.advance(layer, shape.recurrence, inputs)
 
 
 def seconds_of(shape: LayerShape, execution: str, policies: Sequence[Policy], device: torch.device) -> dict[str, Any]:
     """Median seconds of one layer and the microseconds of its kernels, which run side by side and so add up to more.
 
-    Layers of a model share the tables of a chunk, so some layers are timed together, after two chunks that only warm
-    up.
+    Layers of a model share the tables of a chunk, so some layers are timed together, after one that makes the tables
+    and two chunks that only warm up.
     """
     inputs = inputs_of(shape, len(policies), TOKENS, device)
+    if REFERENCE in policies:
+        # Its windows end between those of the others, so there are records whenever a chunk begins.
+        inputs = with_room_for_records(inputs)
     states = bank(policies, execution)
+    first, others = range(1), range(1, 1 + LAYERS)
     for _ in range(2):
-        step(states, shape, inputs)
+        step(states, shape, inputs, range(1 + LAYERS))
     torch.cuda.synchronize()
     times: list[float] = []
     for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        step(states, shape, inputs, first)
         start.record()
-        step(states, shape, inputs)
+        step(states, shape, inputs, others)
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3 / LAYERS)
+    step(states, shape, inputs, first)
+    torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step(states, shape, inputs)
+        step(states, shape, inputs, others)
         torch.cuda.synchronize()
     events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
     return {
@@ -170,12 +192,15 @@ def run_time(
     *,
     checked: bool,
     begin: Callable[[], None],
+    head_parts: int | None,
 ) -> int:
-    """Check and time some shapes."""
+    """Check and time some shapes, with as many programs per head as chosen from the device unless `head_parts` says."""
     if not torch.cuda.is_available():
         print("expected a CUDA device, found none; `compile` works without one", file=sys.stderr)
         return 2
     device = torch.device("cuda")
+    if head_parts is not None:
+        walk_module().head_parts = lambda *_: head_parts
     records: list[dict[str, Any]] = []
     with exact_float32(), torch.inference_mode():
         for name in names:
@@ -204,7 +229,8 @@ def run_time(
                     json.dumps(
                         {
                             "rows": {label: [str(p) for p in policies] for label, policies in rows.items()},
-                            "head_parts": walk_module().HEAD_PARTS,
+                            "head_parts": head_parts,
+                            "serve_parts": walk_module().SERVE_PARTS,
                             "tokens": TOKENS,
                             "layers": records,
                         },
@@ -220,7 +246,9 @@ def walk_module() -> Any:
     return importlib.import_module("replayssm.triton_walk")
 
 
-def compiled(kernel: Any, num_warps: int, constants: dict[str, Any], *, stages: int = 3) -> dict[str, int]:
+def compiled(
+    kernel: Any, num_warps: int, constants: dict[str, Any], *, stages: int = 3, limit: int | None = None
+) -> dict[str, int]:
     """Registers, stack and shared memory of a kernel on sm_90."""
     names = [name for name in kernel.arg_names if name not in constants]
     kinds = {n: TYPES.get(n, "*fp32" if n.endswith("_ptr") else "i32") for n in names}
@@ -239,7 +267,7 @@ def compiled(kernel: Any, num_warps: int, constants: dict[str, Any], *, stages: 
     made = triton.compile(
         source,
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": False},
+        options={"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": False, "maxnreg": limit},
     )
     # Estimated reciprocals are of normal numbers, and normal.
     if ".ftz" in made.asm["ptx"].replace("rcp.approx.ftz", ""):
@@ -280,12 +308,18 @@ def run_compile(names: Sequence[str], products: int) -> int:
         common["RULE"] = list(Recurrence).index(shape.recurrence)
         for label, formats in FORMATS.items():
             whole_head = "nvfp4" in label
-            parts = max(1, min(HEAD_PARTS, whole // WARPGROUP_ROWS)) if whole_head and products else 1
-            block_v = whole // parts if whole_head else split
-            constants = {**common, "BLOCK_V": block_v, "FORMATS": formats, "PARTS": parts}
-            for kind, kernel in (("walk", walks.walk_kernel), ("serve", walks.serve_kernel)):
-                made = compiled(kernel, warps(block_v, 128, products), constants, stages=STAGES)
-                print(name, f"{kind} {label}", made, flush=True)
+            for parts in range(1, 1 + (min(SERVE_PARTS, whole // WARPGROUP_ROWS) if whole_head and products else 1)):
+                block_v = whole // parts if whole_head else split
+                count = warps(block_v, 128, products)
+                constants = {**common, "BLOCK_V": block_v, "FORMATS": formats, "PARTS": parts}
+                made = compiled(walks.walk_kernel, count, constants, stages=STAGES)
+                print(name, f"walk {label}, programs per head: {parts}", made, flush=True)
+                for several in (False, True):
+                    stochastic = any(f[-1] for f in formats)
+                    limit = serve_registers(count, products, several=several, stochastic=stochastic)
+                    constants["SEVERAL"] = several
+                    made = compiled(walks.serve_kernel, count, constants, stages=STAGES, limit=limit)
+                    print(name, f"serve {label}, programs per head: {parts}, several: {several}", made, flush=True)
     return 0
 
 
@@ -299,7 +333,8 @@ def main() -> int:
     parser.add_argument("--executions", nargs="+", default=["triton", "triton:tf32", "triton:bf16"], help="to time")
     parser.add_argument("--rows", choices=tuple(ROWS), nargs="*", help="sets of rows to time; all, unless --policies")
     parser.add_argument("--policies", type=Policy.parse, nargs="+", default=[], help="to time alone, two rows of each")
-    parser.add_argument("--head-parts", type=int, default=HEAD_PARTS, help="programs that share a head")
+    parser.add_argument("--head-parts", type=int, help="programs that share a head in a walk; unless chosen by rule")
+    parser.add_argument("--serve-parts", type=int, default=SERVE_PARTS, help="likewise where read copies are stored")
     parser.add_argument("--unchecked", action="store_true", help="time what was checked before")
     parser.add_argument("--ready", type=Path, help="made when the first kernels are warm")
     parser.add_argument("--wait", type=Path, help="measuring begins when this exists")
@@ -313,11 +348,19 @@ def main() -> int:
 
     names = [arguments.shape] if arguments.shape else tuple(SHAPES)
     if arguments.what == "time":
-        walk_module().HEAD_PARTS = arguments.head_parts
+        walk_module().SERVE_PARTS = arguments.serve_parts
         labels = arguments.rows if arguments.rows is not None else () if arguments.policies else tuple(ROWS)
         rows = {label: ROWS[label] for label in labels}
         rows |= {f"two rows of {policy}": (policy, policy) for policy in arguments.policies}
-        return run_time(names, arguments.executions, rows, arguments.out, checked=not arguments.unchecked, begin=begin)
+        return run_time(
+            names,
+            arguments.executions,
+            rows,
+            arguments.out,
+            checked=not arguments.unchecked,
+            begin=begin,
+            head_parts=arguments.head_parts,
+        )
     return run_compile(names, PRODUCTS[arguments.products])
 
 

@@ -232,10 +232,12 @@ def serve_kernel(
     PRODUCTS: tl.constexpr,
     RULE: tl.constexpr,
     PARTS: tl.constexpr,
+    SEVERAL: tl.constexpr,
 ):
     """Store a read copy and read a window through it, but for a token that flushes; one head, BLOCK_V rows.
 
-    PARTS and `exchange_ptr` are as in `walk_kernel`, with `[windows, heads, PARTS]` numbers.
+    PARTS and `exchange_ptr` are as in `walk_kernel`, with `[windows, heads, PARTS]` numbers. Without SEVERAL no window
+    is more than one piece; a kernel that advances no state needs fewer registers.
     """
     part, head, window = place_in_grid(tl.program_id(2), tl.program_id(1), tl.program_id(0), exchange_ptr, heads, PARTS)
     window_ptr = windows_ptr + window * WINDOW_FIELDS
@@ -268,26 +270,27 @@ def serve_kernel(
             tl.store(states_ptr + state_offsets(lane, head, heads, d_v, v, keys, D_K), served, mask=inside)
     count = tl.load(window_ptr + 2)
     first = row.to(tl.int64) * longest + tl.load(window_ptr + 1)
-    for piece in range(count - 1):
-        index = first + piece
-        tokens = tl.load(tokens_ptr + index * BLOCK_T + t)
-        outputs, served = advance(
-            served,
-            reads_ptr,
-            keys_ptr,
-            values_ptr,
-            vectors_ptr,
-            index,
-            head,
-            heads,
-            key_heads,
-            v,
-            d_v,
-            BLOCK_T,
-            PRODUCTS,
-            RULE,
-        )
-        store_outputs(outputs_ptr, outputs, tokens, tokens >= 0, head, heads, d_v, v)
+    if SEVERAL:
+        for piece in range(count - 1):
+            index = first + piece
+            tokens = tl.load(tokens_ptr + index * BLOCK_T + t)
+            outputs, served = advance(
+                served,
+                reads_ptr,
+                keys_ptr,
+                values_ptr,
+                vectors_ptr,
+                index,
+                head,
+                heads,
+                key_heads,
+                v,
+                d_v,
+                BLOCK_T,
+                PRODUCTS,
+                RULE,
+            )
+            store_outputs(outputs_ptr, outputs, tokens, tokens >= 0, head, heads, d_v, v)
     if count > 0:
         index = first + count - 1
         tokens = tl.load(tokens_ptr + index * BLOCK_T + t)

@@ -13,7 +13,10 @@ STAGES = 2
 WARPGROUP_ROWS = 64
 """Rows of a matrix product that the four warps of a warpgroup take together."""
 HEAD_PARTS = 2
-"""Programs that share a head whose scales depend on all of it; tiles below a warpgroup's rows double the products."""
+"""Most programs that share a head whose scales depend on all of it; below a warpgroup's rows products cost double."""
+SERVE_PARTS = 2
+"""Likewise for read copies, of which there are always enough: what a warpgroup takes leaves room for three of them."""
+_SERVE_REGISTERS = 168
 _SPLIT_ROWS = 32
 
 
@@ -26,6 +29,33 @@ def scratch_elements(recurrence: Recurrence, heads: int, key_heads: int, d_v: in
     return PIECE_TOKENS * (3 * vectors * block(d_k) // 2 + heads * (2 * d_v + 2 * PIECE_TOKENS + 3)) + heads * block(
         d_k
     )
+
+
+def head_parts(heads: int, multiprocessors: int) -> int:
+    """Programs that share a head whose scales depend on all of it. Results do not depend on it.
+
+    Two halves take little more than half the time, but wait for each other; so only where heads are few.
+
+    Args:
+        heads: Heads of all rows that are walked side by side.
+        multiprocessors: Of the device.
+    """
+    return HEAD_PARTS if heads <= multiprocessors else 1
+
+
+def serve_registers(num_warps: int, products: int, *, several: bool, stochastic: bool) -> int | None:
+    """Most registers per thread of the kernel that stores and reads read copies, if there is a limit.
+
+    Three programs of a warpgroup share a multiprocessor with what one needs anyway. Not where random words, or the
+    operands with which windows of several pieces advance a state, take more.
+
+    Args:
+        num_warps: Warps per program.
+        products: Operands of the products, as the kernels number them.
+        several: Whether a window is several pieces.
+        stochastic: Whether a copy is rounded stochastically.
+    """
+    return _SERVE_REGISTERS if num_warps == 4 and products != 0 and not (several or stochastic) else None
 
 
 def prepare_warps(recurrence: Recurrence, products: int) -> int:

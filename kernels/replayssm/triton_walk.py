@@ -1,9 +1,8 @@
 """The host side of the Triton window kernels: tables of what each row does, and launches."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,17 @@ from replayssm.launch import is_interpreted, launch
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Ints, Slab
+from replayssm.triton_streams import side_by_side
 from replayssm.triton_tables import PIECE_TOKENS, STORES, WRITES, piece_tables, serve_table, words
 from replayssm.triton_tiles import (
     FOLD_WARPS,
-    HEAD_PARTS,
+    SERVE_PARTS,
     STAGES,
     STEP_ELEMENTS,
     WARPGROUP_ROWS,
+    head_parts,
     prepare_warps,
+    serve_registers,
     tile_rows,
     warps,
 )
@@ -76,6 +78,7 @@ class _Group:
         block_v: Value rows per program of the walk.
         read_parts: Likewise for read copies.
         read_block_v: Value rows per program that stores and reads read copies.
+        several: Whether a window that a read copy serves is several pieces.
     """
 
     rows: Tensor
@@ -91,6 +94,7 @@ class _Group:
     block_v: int
     read_parts: int
     read_block_v: int
+    several: bool
 
 
 class TritonWalk:
@@ -249,6 +253,14 @@ class TritonWalk:
                 num_stages=STAGES,
                 num_warps=warps(group.block_v, block_k, self._products),
             )
+            serve_warps = warps(group.read_block_v, block_k, self._products)
+            limit = serve_registers(
+                serve_warps,
+                self._products,
+                several=group.several,
+                stochastic=any(stochastic for *_, stochastic in group.read_formats),
+            )
+            limits: dict[str, Any] = {} if limit is None else {"maxnreg": limit}
             launch(
                 pieces.serve_kernel,
                 (len(group.windows), heads, -(-d_v // group.read_block_v)),
@@ -270,13 +282,15 @@ class TritonWalk:
                 FORMATS=group.read_formats,
                 RULE=rule,
                 PARTS=group.read_parts,
+                SEVERAL=group.several,
                 **sizes,
                 num_stages=STAGES,
-                num_warps=warps(group.read_block_v, block_k, self._products),
+                num_warps=serve_warps,
+                **limits,
             )
             return (squares, *operands, copies)
 
-        _side_by_side([lambda group=group: walk(group) for group in groups], device)
+        side_by_side([lambda group=group: walk(group) for group in groups], device)
 
     def _unset_operand(self, places: tuple[int, int], vectors: int, block_k: int, device: torch.device) -> Tensor:
         """Room for an operand of so many vectors per token at each place."""
@@ -297,15 +311,18 @@ class TritonWalk:
     def _make_groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
         heads, d_v, d_k = shape
         read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
-        members: dict[tuple[int, int, bool], list[int]] = {}
+        most = head_parts(len(slab.rows) * heads, _multiprocessors(device))
+        members: dict[tuple[int, int, bool, bool], list[int]] = {}
         for place, row in enumerate(_integers(slab.rows)):
             fmt = lanes.formats[row]
             known = [] if fmt is None else [TritonFormat.of(fmt, heads=heads, d_v=d_v, d_k=d_k)]
-            single = int(lanes.windows[row]) == 1 and row not in read_lanes
+            separate = row in read_lanes
+            single = int(lanes.windows[row]) == 1 and not separate
             # Without products, a program needs no more rows than the scale.
             rows = _block_v(known, d_v, 0 if single else self._products)
-            parts = 1 if single else self._parts(known, rows)
-            members.setdefault((rows // parts, parts, single), []).append(place)
+            parts = 1 if single else self._parts(known, rows, most)
+            # Rows with read copies are walked apart: their windows are served while others are still walked.
+            members.setdefault((rows // parts, parts, single, separate), []).append(place)
         formats = [lanes.formats[row] for row in _integers(slab.rows)]
 
         def cost(place: int) -> int:
@@ -314,13 +331,13 @@ class TritonWalk:
 
         # Programs start in order, and what takes longest should not start last.
         ordered = [(kind, sorted(places, key=cost, reverse=True)) for kind, places in members.items()]
-        ordered.sort(key=lambda group: (group[0][2], cost(group[1][0])), reverse=True)
+        ordered.sort(key=lambda group: (group[0][2], cost(group[1][0]) + group[0][3]), reverse=True)
         return [
-            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), *kind, shape, device)
+            self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), *kind[:3], shape, device)
             for kind, places in ordered
         ]
 
-    def _parts(self, formats: Sequence[TritonFormat], rows: int) -> int:
+    def _parts(self, formats: Sequence[TritonFormat], rows: int, most: int) -> int:
         """Programs that share a head, of so many rows, whose scales depend on all of it: they exchange its largest.
 
         The interpreter runs programs one after another, where one cannot wait for the next.
@@ -330,7 +347,7 @@ class TritonWalk:
         whole = [f for f in formats if f.whole_head]
         if not whole or any(f.scale is not ScaleCode.E4M3 or f.tile_rows > WARPGROUP_ROWS for f in whole):
             return 1
-        return max(1, min(HEAD_PARTS, rows // WARPGROUP_ROWS))
+        return max(1, min(most, rows // WARPGROUP_ROWS))
 
     def _group(
         self,
@@ -375,7 +392,7 @@ class TritonWalk:
             [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in fs] for fs in (order, read_order)
         )
         read_rows = _block_v(read_formats, d_v, self._products)
-        read_parts = self._parts(read_formats, read_rows)
+        read_parts = self._parts(read_formats, read_rows, SERVE_PARTS)
         place, piece = np.nonzero(((pieces[..., 1] & STORES) != 0) & (pieces[..., 3] >= 0))
         flags, token, slot = (pieces[place, piece, field] for field in (1, 2, 3))
         lane = np.where((flags & WRITES) != 0, np.array(rows, dtype=np.int64)[place, 1], -1)
@@ -396,35 +413,14 @@ class TritonWalk:
             block_v=block_v,
             read_parts=read_parts,
             read_block_v=read_rows // read_parts,
+            several=bool((windows[:, 2] > 1).any()),
         )
 
 
-def _side_by_side(launches: Sequence[Callable[[], object]], device: torch.device) -> None:
-    """Make independent launches, on a CUDA device on streams of their own: one alone may not fill it.
-
-    Args:
-        launches: Each returns the memory that its kernels use, which is kept until the streams have joined.
-        device: Where the kernels run.
-    """
-    if device.type != "cuda" or len(launches) < 2:
-        for launch_all in launches:
-            launch_all()
-        return
-    main, sides = torch.cuda.current_stream(device), _side_streams(device, len(launches) - 1)
-    for side in sides:
-        side.wait_stream(main)
-    kept = [launches[0]()]
-    for launch_all, side in zip(launches[1:], sides, strict=True):
-        with torch.cuda.stream(side):
-            kept.append(launch_all())
-    for side in sides:
-        main.wait_stream(side)
-    del kept
-
-
-@cache
-def _side_streams(device: torch.device, count: int) -> list[Any]:
-    return [torch.cuda.Stream(device) for _ in range(count)]
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
 
 
 def _unset(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,5 +1,7 @@
 """The window kernels on a card, at the shapes of real models (ReplaySSM, Table 5; Kimi Linear)."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from replayeval.engine.kernel_cases import SHAPES
 from replayeval.engine.precision import exact_float32
 from replayssm.backend import Execution
 from replayssm.policy import Policy
+from replayssm.records import TokenInputs
 from replayssm.replay import StateBank
 from tests.kernels.against_oracle import LAYER, SEED, Shape
 from tests.kernels.triton import test_triton_formats as stores
@@ -36,6 +39,28 @@ def size(name: str) -> Shape:
     return Shape(heads=layer.heads, key_heads=layer.key_heads, d_v=layer.d_v, d_k=layer.d_k)
 
 
+def normal_inputs(name: str, rows: int, tokens: int) -> TokenInputs:
+    """Tokens of one sequence, the same for all rows, on the card."""
+    recurrence, shape = SHAPES[name].recurrence, size(name)
+    make = torch.Generator().manual_seed(0)
+    like = exact_inputs(recurrence, shape, 1, tokens)
+
+    def normal(like: torch.Tensor) -> torch.Tensor:
+        drawn = torch.randn(like.shape[1:], generator=make)
+        return drawn.expand(rows, *drawn.shape).contiguous().cuda()
+
+    delta = like.beta is not None
+    unit = torch.nn.functional.normalize
+    query, key = normal(like.query), normal(like.key)
+    return TokenInputs(
+        query=unit(query, dim=-1) * shape.d_k**-0.5 if delta else query,
+        key=unit(key, dim=-1) if delta else key,
+        value=normal(like.value),
+        log_decay=-0.05 * normal(like.log_decay).abs(),
+        beta=normal(like.log_decay if like.beta is None else like.beta).sigmoid() if delta else None,
+    )
+
+
 @pytest.mark.parametrize("name", [*SHAPES])
 def test_real_shapes_equal_pytorch_on_a_cpu(name: str) -> None:
     """Inputs whose sums have one term that is not zero: bit for bit, every kind of store, cut where windows are not."""
@@ -60,27 +85,28 @@ def test_real_shapes_equal_pytorch_on_a_cpu(name: str) -> None:
     assert torch.equal(states["cuda"], states["cpu"])
 
 
+@pytest.mark.parametrize("window", [16, 40])
+def test_results_do_not_depend_on_how_many_programs_share_a_head(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More programs that wait for each other than run at once, in walks and in stores of read copies; equal bits."""
+    walk = importlib.import_module("replayssm.triton_walk")
+    texts = ("shared:nvfp4", "shared:nvfp4+sr", "separate:nvfp4/fp32", "separate:nvfp4+sr/nvfp4")
+    policies = [Policy.parse(f"{text}@L={window}") for text in texts] * 8
+    inputs = normal_inputs("Qwen3.5-4B", len(policies), 1000)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for parts in (1, 2):
+        monkeypatch.setattr(walk, "head_parts", lambda *_, parts=parts: parts)
+        monkeypatch.setattr(walk, "SERVE_PARTS", parts)
+        bank = StateBank(policies, sequences=[0] * len(policies), seed=SEED, execution=TRITON)
+        outputs = bank.advance(LAYER, SHAPES["Qwen3.5-4B"].recurrence, inputs)
+        found.append((outputs, bank.checkpoints[LAYER].states))
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("products", ["bf16x6", "ieee", "tf32", "bf16"])
 @pytest.mark.parametrize("name", [*SHAPES])
 def test_real_shapes_follow_the_recurrence(name: str, products: str) -> None:
     recurrence, shape, tokens = SHAPES[name].recurrence, size(name), 128
-    make = torch.Generator().manual_seed(0)
-    inputs = exact_inputs(recurrence, shape, 2, tokens)
-
-    def normal(like: torch.Tensor) -> torch.Tensor:
-        drawn = torch.randn(like.shape[1:], generator=make)
-        return drawn.expand(like.shape).contiguous().cuda()
-
-    delta = inputs.beta is not None
-    unit = torch.nn.functional.normalize
-    query, key = normal(inputs.query), normal(inputs.key)
-    inputs = type(inputs)(
-        query=unit(query, dim=-1) * shape.d_k**-0.5 if delta else query,
-        key=unit(key, dim=-1) if delta else key,
-        value=normal(inputs.value),
-        log_decay=-0.05 * normal(inputs.log_decay).abs(),
-        beta=normal(inputs.log_decay if inputs.beta is None else inputs.beta).sigmoid() if delta else None,
-    )
+    inputs = normal_inputs(name, 2, tokens)
     policies = [Policy.parse("shared:fp32@L=16"), Policy.parse("separate:fp32/fp32@L=40")]
     with exact_float32(), torch.inference_mode():
         truth = StateBank(policies, sequences=[0, 0], seed=SEED).advance(
