@@ -83,6 +83,51 @@ def chunk_product(state, vector, BK: tl.constexpr):
 
 
 @triton.jit
+def written(state, write, key, BK: tl.constexpr):
+    """A tile in chunks after one write per row along a key."""
+    after = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        after = after + (state[c] + write[:, None] * key[c].to(tl.float32)[None, :],)
+    return after
+
+
+@triton.jit
+def multiplied(vector, factor, BK: tl.constexpr):
+    """The elementwise product of two vectors in chunks."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (vector[c].to(tl.float32) * factor[c].to(tl.float32),)
+    return found
+
+
+@triton.jit
+def scaled_chunks(vector, factor, BK: tl.constexpr):
+    """A vector in chunks times a number, float32."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (vector[c].to(tl.float32) * factor,)
+    return found
+
+
+@triton.jit
+def exponentials(vector, BK: tl.constexpr):
+    """The exponentials of a vector in chunks."""
+    found = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        found = found + (tl.exp(vector[c].to(tl.float32)),)
+    return found
+
+
+@triton.jit
+def decayed_chunks(state, gain, BK: tl.constexpr, CHANNELS: tl.constexpr):
+    """A tile in chunks times one factor, or one per key."""
+    after = ()
+    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+        after = after + (state[c] * (gain[c][None, :] if CHANNELS else gain),)
+    return after
+
+
+@triton.jit
 def to_chunks(values):
     """A tile `[BV, BK]` in chunks."""
     BV: tl.constexpr = values.shape[0]

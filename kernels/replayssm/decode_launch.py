@@ -1,10 +1,16 @@
 """How the decode kernels are cut into programs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from replayssm.formats.triton_format import block
+from replayssm.formats.triton_format import ScaleCode, block
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeSlots
+
+_FEW_HEADS = 256
+"""Of all sequences: fewer wait for memory rather than for its bandwidth."""
+
+_ENOUGH_PROGRAMS = 2048
+"""About what the multiprocessors of a large card hold at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +25,11 @@ class Launch:
             scaled format needs many registers, which would keep the steps that only read from sharing a multiprocessor.
         flush_warps: Warps of a program of that launch.
         flush_tiles: Tiles of a program of that launch.
+        flush_stages: Of its loop over tiles.
+        flush_registers: Most registers per thread of it.
         tiles: Tiles of `rows` rows that a program works on, one after another.
-        stages: Of that loop: how many tiles are on their way from memory or worked on at a time.
+        stages: Of that loop: how many tiles are on their way to shared memory or worked on at a time. With 1, the loop
+            is unrolled and the next tile is on its way to registers.
         eager: Whether all records that a window can hold are loaded before it is known how many there are. Few
             sequences wait for memory rather than for its bandwidth.
     """
@@ -31,8 +40,10 @@ class Launch:
     flush_rows: int | None = None
     flush_warps: int = 8
     flush_tiles: int = 1
+    flush_stages: int = 2
+    flush_registers: int = 128
     tiles: int = 1
-    stages: int = 3
+    stages: int = 1
     eager: bool = False
 
 
@@ -40,32 +51,48 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     """The launch used unless another is given; `replayeval bench kernels` sweeps around it."""
     d_v = slots.shape.d_v
     widest = max(c.kernel.tile_rows for c in slots.copies)
-    fewest = block(d_v) if any(c.kernel.whole_head for c in slots.copies) else max(16, widest)
-    few = batch * slots.shape.heads < 2048
-    rows = 32 if d_v % 32 == 0 else 16
+    whole = any(c.kernel.whole_head for c in slots.copies)
+    fewest = max(16, widest)
+    wide = 32 if d_v % 32 == 0 else 16
+    heads = batch * slots.shape.heads
     if any(c.format.is_scaled for c in slots.copies) and slots.policy.window_tokens > 1:
-        flush_rows = max(fewest, rows)
-        return Launch(
-            rows=rows,
-            warps=1,
-            registers=128,
-            tiles=1 if few else -(-d_v // rows),
-            flush_rows=flush_rows,
-            flush_warps=max(1, min(16, flush_rows // 8)),
-        )
-    if few:
-        # Few sequences: small tiles, so that every multiprocessor has work.
-        return Launch(rows=fewest, warps=max(2, min(8, fewest // 8)), eager=True)
-    rows = max(fewest, rows)
-    if slots.policy.window_tokens == 1 or slots.shape.recurrence is Recurrence.KDA:
+        # The delta rule holds two vectors against each tile, Mamba-2 one.
+        registers = 80 if slots.shape.recurrence is Recurrence.MAMBA2 else 128
+        cut = Launch(rows=wide, warps=1, registers=registers, tiles=_tiles(heads, d_v, wide), stages=3)
+        if stores_again(slots):
+            rows = 64 if d_v <= 64 else wide
+            limit = 168 if rows > 16 else 255
+            return replace(
+                cut, flush_rows=rows, flush_warps=rows // 16, flush_tiles=-(-d_v // rows), flush_registers=limit
+            )
+        if whole:
+            rows = block(d_v)
+            return replace(cut, flush_rows=rows, flush_warps=max(1, min(16, rows // 8)))
+        tiles = 2 if d_v % (2 * fewest) == 0 else 1
+        return replace(cut, flush_rows=fewest, flush_warps=fewest // 16, flush_tiles=tiles, flush_registers=255)
+    rows = block(d_v) if whole else fewest
+    if slots.policy.window_tokens == 1 or slots.shape.recurrence is Recurrence.KDA or whole:
+        rows = max(rows, wide)
         return Launch(rows=rows, warps=max(2, min(8, rows // 8)))
-    # Few warps per program: what the rows of a head share is computed by each of them.
-    return Launch(
-        rows=rows,
-        warps=max(1, min(8, rows // 16)),
-        registers=128,
-        tiles=-(-d_v // rows),
-        flush_rows=fewest,
-        flush_warps=4,
-        flush_tiles=-(-d_v // fewest),
-    )
+    if heads < _FEW_HEADS:
+        return Launch(rows=rows, warps=max(1, min(8, rows // 4)), eager=True)
+    # One warp per program: what the rows of a head share is computed by each of them.
+    return Launch(rows=rows, warps=max(1, min(8, rows // 16)), registers=168, tiles=_tiles(heads, d_v, rows))
+
+
+def _tiles(heads: int, d_v: int, rows: int) -> int:
+    """Tiles of a program: all of a head where that leaves every multiprocessor several programs."""
+    tiles = -(-d_v // rows)
+    while tiles % 2 == 0 and heads * -(-d_v // rows) // tiles < _ENOUGH_PROGRAMS:
+        tiles //= 2
+    return tiles
+
+
+def stores_again(slots: DecodeSlots) -> bool:
+    """Whether a read copy with a scale per head is made from a recurrence copy that has lost nothing.
+
+    Then tiles of a head are stored there one by one, and read again when the scale is known; other programs have to
+    hold whole heads in their registers.
+    """
+    main, read = slots.copies[0], slots.copies[-1]
+    return slots.separate and read.kernel.scale is ScaleCode.E4M3 and main.format.is_identity

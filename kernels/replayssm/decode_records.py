@@ -8,6 +8,8 @@
 import triton
 import triton.language as tl
 
+from replayssm.decode_chunks import fetch, to_chunks
+
 ALL_STEPS = tl.constexpr(0)
 READS_ONLY = tl.constexpr(1)
 FLUSHES_ONLY = tl.constexpr(2)
@@ -15,27 +17,24 @@ FLUSHES_ONLY = tl.constexpr(2)
 
 @triton.jit
 def later_decays(pointer, now, count, held, LP: tl.constexpr):
-    """For each record the sum of the log-decays after it, the present token's included, and the sum of all.
+    """For each record the sum of the log-decays after it, the present token's included.
 
-    Records below `held` are loaded and those below `count` counted.
-
-    Each is summed from its own terms, never a difference of two sums, which one strong decay would cost their digits.
+    Records below `held` are loaded and those below `count` counted. Each is summed from its own terms, never a
+    difference of two sums, which one strong decay would cost their digits.
     """
     record = tl.arange(0, LP)
     following = tl.load(pointer + record + 1, mask=record + 1 < held, other=0.0)
-    own = tl.load(pointer + record, mask=record < held, other=0.0)
     following = tl.where(record + 1 < count, following, 0.0)
-    own = tl.where(record < count, own, 0.0)
-    return tl.cumsum(following, axis=0, reverse=True) + now, tl.sum(own, axis=0) + now
+    return tl.cumsum(following, axis=0, reverse=True) + now
 
 
 @triton.jit
 def record_chunk(
     keys_at, decays_at, now, record, count, NUMBER: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    CHANNELS: tl.constexpr, OF: tl.constexpr = 32,
 ):  # fmt: skip
     """Chunk `NUMBER` of the keys of all records; with a decay per channel, after what has decayed since."""
-    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    CHUNK: tl.constexpr = OF if BK >= OF else BK
     place = NUMBER * CHUNK + tl.arange(0, CHUNK)
     where = record[:, None] * DK + place[None, :]
     keys = tl.load(keys_at + where, mask=(record < count)[:, None] & (place < DK)[None, :], other=0.0)
@@ -47,50 +46,120 @@ def record_chunk(
 
 
 @triton.jit
+def window_gain(
+    decays_at, now, count, held, LP: tl.constexpr, WINDOW: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """What is left of the stored state once the present token has decayed it too: a number, or a vector in chunks."""
+    record = tl.arange(0, LP)
+    if CHANNELS:
+        WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+        gain = ()
+        for c in tl.static_range(BK // WIDTH):
+            total = now[c].to(tl.float32)
+            if WINDOW > 1:
+                place = c * WIDTH + tl.arange(0, WIDTH)
+                inside = (record < count)[:, None] & (place < DK)[None, :]
+                total += tl.sum(tl.load(decays_at + record[:, None] * DK + place[None, :], mask=inside, other=0.0), 0)
+            gain = gain + (tl.exp(total),)
+        return gain
+    elif WINDOW > 1:
+        own = tl.load(decays_at + record, mask=record < held, other=0.0)
+        return tl.exp(tl.sum(tl.where(record < count, own, 0.0), axis=0) + now)
+    else:
+        return tl.exp(now)
+
+
+@triton.jit
+def plain_product(left, right, INTERPRETED: tl.constexpr):
+    """The product of two matrices of inputs: of bfloat16 on tensor cores, exactly but for float32 sums."""
+    if INTERPRETED or left.dtype != tl.bfloat16 or right.dtype != tl.bfloat16:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(left, right)
+
+
+@triton.jit
+def record_products(
+    keys_at, key_at, key_step, query_at, query_step, held, LP: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The products of the keys of all records with the token's key and with its query, `[LP]` each.
+
+    Products of bfloat16 vectors are exact, so tensor cores take them; sums are float32.
+    """
+    record = tl.arange(0, LP)
+    place = tl.arange(0, BK)
+    inside = (record < held)[:, None] & (place < DK)[None, :]
+    keys = tl.load(keys_at + record[:, None] * DK + place[None, :], mask=inside, other=0.0)
+    # Four of each, because tensor cores take no fewer than eight columns.
+    of_key = (tl.arange(0, 8) < 4)[:, None]
+    where = tl.where(of_key, (key_at + place * key_step)[None, :], (query_at + place * query_step)[None, :])
+    pairs = tl.trans(fetch(where, tl.broadcast_to((place < DK)[None, :], (8, BK)), BK != DK))
+    total = plain_product(keys, pairs, INTERPRETED)
+    with_key, with_query = tl.split(tl.sum(tl.reshape(total, (LP, 2, 4)), axis=2))
+    return with_key * 0.25, with_query * 0.25
+
+
+@triton.jit
 def record_chunks(
     keys_at, decays_at, now, record, count, DK: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     """All chunks of the keys of all records."""
     found = ()
-    for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
-        present = now[c].to(tl.float32) if CHANNELS else now
-        found = found + (record_chunk(keys_at, decays_at, present, record, count, c, DK, BK, CHANNELS),)
+    if CHANNELS or BK < 64:
+        for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
+            present = now[c].to(tl.float32) if CHANNELS else now
+            found = found + (record_chunk(keys_at, decays_at, present, record, count, c, DK, BK, CHANNELS),)
+    else:
+        # Two at a time: loads of the shape of a tile's chunks would be given the layout of 16-bit keys, all of them.
+        for c in tl.static_range(BK // 64):
+            found = found + to_chunks(record_chunk(keys_at, decays_at, now, record, count, c, DK, BK, False, 64))
     return found
 
 
 @triton.jit
-def folded(weighted, keys, INTERPRETED: tl.constexpr):
-    """The sum over records of `u k'`, from `[records, BV]` float32 and `[records, keys]`, on tensor cores.
+def exact_product(rows, columns, INTERPRETED: tl.constexpr):
+    """The product of a float32 and a bfloat16 matrix on tensor cores.
 
-    Three bfloat16 hold every bit of a float32 between them: with bfloat16 keys products are exact, sums float32.
+    Three bfloat16 hold every bit of a float32 between them, so products are exact and sums float32.
     """
-    rows = tl.trans(weighted)
-    if INTERPRETED or keys.dtype != tl.bfloat16:
-        return tl.dot(rows, keys.to(tl.float32), input_precision="ieee")
+    if INTERPRETED or columns.dtype != tl.bfloat16:
+        return tl.dot(rows, columns.to(tl.float32), input_precision="ieee")
     else:
         first = rows.to(tl.bfloat16)
         rest = rows - first.to(tl.float32)
         second = rest.to(tl.bfloat16)
         third = (rest - second.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(third, keys)
-        total = tl.dot(second, keys, acc=total)
-        return tl.dot(first, keys, acc=total)
+        total = tl.dot(third, columns)
+        total = tl.dot(second, columns, acc=total)
+        return tl.dot(first, columns, acc=total)
 
 
 @triton.jit
-def fold_window(
-    before, gain, own, key, key_norm, weighted, keys, WINDOW: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """The state after the last token of a window, in chunks: what was stored, the token's own write, the records'."""
+def fold_records(before, gain, weighted, keys, BK: tl.constexpr, CHANNELS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """A stored tile in chunks after all decays and the writes `[records, rows]` of a window along the records' keys."""
+    rows = tl.trans(weighted)
     state = ()
     for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
-        after = before[c] * (gain[c][None, :] if CHANNELS else gain)
-        after += own[:, None] * (key[c].to(tl.float32) * key_norm)[None, :]
-        if WINDOW > 1:
-            after += folded(weighted, keys[c], INTERPRETED)
-        state = state + (after,)
+        kept = before[c] * (gain[c][None, :] if CHANNELS else gain)
+        state = state + (kept + exact_product(rows, keys[c], INTERPRETED),)
     return state
+
+
+@triton.jit
+def record_rows(
+    inputs_at, input_step, records_at, rows, count, held, DV: tl.constexpr, LP: tl.constexpr, MASKED: tl.constexpr,
+    EAGER: tl.constexpr,
+):  # fmt: skip
+    """The token's values for the rows of a tile, and the values or writes `[records, rows]` of the window so far."""
+    record = tl.arange(0, LP)
+    there = rows < DV
+    where = records_at + record[:, None] * DV + rows[None, :]
+    past = tl.load(where, mask=(record < held)[:, None] & there[None, :], other=0.0)
+    if EAGER:
+        past = tl.where((record < count)[:, None], past, 0.0)
+    return fetch(inputs_at + rows * input_step, there, MASKED), past
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from replayssm.decode import EPSILON, DecodeToken
+from replayssm.decode_arguments import EPSILON, DecodeToken
 from replayssm.formats import PackedState, Rounding, pack, random_bits
 from replayssm.gdn.reference import reference as gdn_reference
 from replayssm.kda.reference import reference as kda_reference

@@ -133,13 +133,28 @@ def decode_tile(codes, scales, head_scale_ptr, ELEMENT: tl.constexpr, SCALE: tl.
 
 
 @triton.jit
+def largest_of_tile(state, there, DK: tl.constexpr, BK: tl.constexpr):
+    """Bits of the largest magnitude of a tile in chunks."""
+    WIDTH: tl.constexpr = 32 if BK >= 32 else BK
+    largest = 0
+    for c in tl.static_range(BK // WIDTH):
+        inside = there[:, None] & (c * WIDTH + tl.arange(0, WIDTH) < DK)[None, :]
+        bits = tl.where(inside, magnitude_bits(state[c]), 0)
+        largest = tl.maximum(largest, tl.max(tl.max(bits, axis=1), axis=0))
+    return largest
+
+
+@triton.jit
 def store_tile(
     state, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, rows, mask,
     COPY: tl.constexpr, MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
+    STOCHASTIC: tl.constexpr, head_bits=None,
 ):  # fmt: skip
-    """Store the chunks of a tile of one head in a format; `philox` points to the seed's halves and the layer."""
+    """Store the chunks of a tile of one head in a format; `philox` points to the seed's halves and the layer.
+
+    `head_bits` are those of the largest magnitude of the head, of a tile that is only a part of it.
+    """
     WIDTH: tl.constexpr = 32 if BK >= 32 else BK
     if ELEMENT == FP32:
         for c in tl.static_range(BK // WIDTH):
@@ -161,8 +176,9 @@ def store_tile(
             )  # fmt: skip
         else:
             words = tl.zeros(values.shape, tl.uint32)
-        largest = tl.max(tl.max(magnitude_bits(kept), axis=1), axis=0)
+        if head_bits is None:
+            head_bits = tl.max(tl.max(magnitude_bits(kept), axis=1), axis=0)
         store_state(
-            kept, words, payload_ptr, scale_ptr, head_scale_ptr, largest, divisor, rows, mask, DK, ELEMENT, SCALE,
+            kept, words, payload_ptr, scale_ptr, head_scale_ptr, head_bits, divisor, rows, mask, DK, ELEMENT, SCALE,
             TILE_ROWS, GROUP_KEYS, STOCHASTIC,
         )  # fmt: skip

@@ -30,17 +30,39 @@ def state_bytes(shape: LayerShape, policy: Policy) -> tuple[float, float]:
     return sizes[0], sizes[-1]
 
 
-def record_bytes(shape: LayerShape, policy: Policy, *, input_bytes: int = 2, normalise: bool = True) -> tuple[int, int]:
-    """Bytes of one record: all of it, and the part of it that a step that does not flush reads."""
+@dataclass(frozen=True, kw_only=True)
+class RecordBytes:
+    """Bytes of one record of a layer and a sequence.
+
+    Attributes:
+        written: All of it.
+        read: What a step that does not flush reads of it.
+        flushed: What a flush reads of it.
+    """
+
+    written: int
+    read: int
+    flushed: int
+
+
+def record_bytes(shape: LayerShape, policy: Policy, *, input_bytes: int = 2, normalise: bool = True) -> RecordBytes:
+    """Bytes of one record."""
     keys = shape.key_heads * shape.d_k * input_bytes
+    values = shape.heads * shape.d_v * input_bytes
     if shape.recurrence is Recurrence.MAMBA2:
-        whole = keys + shape.heads * (shape.d_v * input_bytes + 2 * FLOAT)
-        return whole, whole
-    decays = shape.heads * FLOAT * (shape.d_k if shape.recurrence is Recurrence.KDA else 1)
-    norms = shape.key_heads * FLOAT if normalise else 0
-    read = keys + norms + shape.heads * shape.d_v * FLOAT + decays
-    more = shape.heads * (shape.d_v * input_bytes + FLOAT) if policy.sharing is CheckpointSharing.SEPARATE else 0
-    return read + more, read
+        whole = keys + values + shape.heads * 2 * FLOAT
+        return RecordBytes(written=whole, read=whole, flushed=whole)
+    channels = shape.recurrence is Recurrence.KDA
+    common = keys + shape.heads * FLOAT * (shape.d_k if channels else 1)
+    if normalise:
+        common += shape.key_heads * FLOAT
+    writes = shape.heads * shape.d_v * FLOAT
+    if policy.sharing is not CheckpointSharing.SEPARATE:
+        return RecordBytes(written=common + writes, read=common + writes, flushed=common + writes)
+    # A row of the solution is read on the way to the next one.
+    solution = 0 if channels else shape.heads * policy.window_tokens * FLOAT
+    anew = values + shape.heads * FLOAT + solution
+    return RecordBytes(written=common + writes + anew, read=common + writes + solution, flushed=common + anew)
 
 
 def step_traffic(shape: LayerShape, policy: Policy, cursor: int, *, input_bytes: int = 2) -> Traffic:
@@ -53,17 +75,15 @@ def step_traffic(shape: LayerShape, policy: Policy, cursor: int, *, input_bytes:
         input_bytes: Width of keys, values and outputs.
     """
     main, read = state_bytes(shape, policy)
-    whole, part = record_bytes(shape, policy, input_bytes=input_bytes)
+    record = record_bytes(shape, policy, input_bytes=input_bytes)
     inputs = (2 * shape.key_heads * shape.d_k + shape.heads * shape.d_v) * input_bytes + 2 * shape.heads * FLOAT
     if shape.recurrence is Recurrence.KDA:
         inputs += shape.heads * (shape.d_k - 1) * FLOAT
     outputs = shape.heads * shape.d_v * input_bytes
     separate = policy.sharing is CheckpointSharing.SEPARATE
     if cursor < policy.window_tokens - 1:
-        return Traffic(read=read + cursor * part + inputs, written=float(whole + outputs))
-    # The kernels read the output copy of a separate checkpoint on the way to a flush too, and its writes for nothing.
-    reads = main + (read if separate else 0) + cursor * (whole if separate else part)
-    return Traffic(read=reads + inputs, written=main + (read if separate else 0) + outputs)
+        return Traffic(read=read + cursor * record.read + inputs, written=float(record.written + outputs))
+    return Traffic(read=main + cursor * record.flushed + inputs, written=main + (read if separate else 0) + outputs)
 
 
 def cycle_traffic(shape: LayerShape, policy: Policy, *, input_bytes: int = 2) -> Traffic:

@@ -146,6 +146,9 @@ class DecodeSlots:
 
     Records lose nothing: keys (and the values of Mamba-2 and of separate checkpoints) stay in the dtype in which the
     model gives them, with the float32 norm of a key beside it; writes `u`, decays, step sizes, strengths are float32.
+    In a Gated DeltaNet layer with separate checkpoints a record has a row of the *solution* too, the inverse of the
+    unit lower triangle that couples the writes of a window (Yang et al., 2024, the WY form): it grows by a row per
+    token for little, where a flush would have to solve it with all its threads waiting.
 
     Args:
         shape: The layer.
@@ -263,7 +266,8 @@ def _records(
             "dt": make(heads, torch.float32),
             "value": make((*heads, shape.d_v), dtype),
         }
-    decays = (*heads, shape.d_k) if shape.recurrence is Recurrence.KDA else heads
+    channels = shape.recurrence is Recurrence.KDA
+    decays = (*heads, shape.d_k) if channels else heads
     return {
         "key": make((*keys, shape.d_k), dtype),
         "norm": make(keys, torch.float32, used=normalise),
@@ -271,4 +275,5 @@ def _records(
         "log_decay": make(decays, torch.float32),
         "value": make((*heads, shape.d_v), dtype, used=separate),
         "beta": make(heads, torch.float32, used=separate),
+        "solution": make((*heads, window), torch.float32, used=separate and not channels),
     }

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from replayssm.decode import DecodeToken, Launch, PreparedStep, advance, default_launch, prepare_step
-from replayssm.formats.triton_format import ElementCode, ScaleCode
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape, Mamba2Constants
@@ -117,7 +116,7 @@ def candidates(slots: DecodeSlots, batch: int) -> list[Launch]:
     """Launch configurations to choose from, the default first."""
     found = _around(slots, default_launch(slots, batch))
     if 1 < batch <= FEW and slots.policy.window_tokens > 1:
-        found += _around(slots, default_launch(slots, 1)) + _around(slots, default_launch(slots, 1 << 20))
+        found += [default_launch(slots, 1), default_launch(slots, 1 << 20)]
     return list(dict.fromkeys(found))
 
 
@@ -125,27 +124,23 @@ def _around(slots: DecodeSlots, default: Launch) -> list[Launch]:
     """Cuts (rows, warps, registers, stages) that other cards and shapes may prefer to the default."""
     d_v, read = slots.shape.d_v, slots.copies[-1]
     cuts: list[tuple[int, int, int | None, int]]
-    if read.format.is_scaled:
-        cuts = [(64, 2, 128, 3)]
-        if read.kernel.element in (ElementCode.E4M3, ElementCode.E2M1) and read.kernel.scale is not ScaleCode.E8M0:
-            cuts += [(16, 1, 128, 3), (32, 1, 128, 2), (32, 2, 128, 3)]
-    elif slots.separate:
-        cuts = [(32, 1, 128, 2), (16, 1, 128, 3)]
-    elif default.flush_rows is not None:
-        cuts = [(32, 4, 104, 3), (32, 2, 128, 2), (32, 1, 128, 3), (32, 1, 128, 2)]
-        cuts += [(16, 4, 80, 3), (16, 2, 104, 3), (16, 1, 128, 3), (16, 1, 128, 2)]
-    else:
-        cuts = [(32, 4, None, 3), (16, 4, None, 3), (16, 2, None, 3), (16, 1, None, 3)]
     if slots.policy.window_tokens == 1:
         widest = max(c.kernel.tile_rows for c in slots.copies)
+        cuts = [(32, 4, None, 1), (16, 4, None, 1), (16, 2, None, 1), (16, 1, None, 1), (8, 2, 128, 1)]
         cuts = [] if any(c.kernel.whole_head for c in slots.copies) else [c for c in cuts if c[0] >= widest]
+    elif read.format.is_scaled:
+        cuts = [(default.rows, 1, 104, 3), (default.rows, 1, 128, 2)]
+    elif default.tiles > 1:
+        cuts = [(16, 1, 152, 1), (32, 2, 168, 1), (16, 1, 168, 3)]
+    else:
+        cuts = [(16, 2, 128, 1), (16, 4, 128, 1), (8, 4, 64, 1)]
     found = [default]
     for rows, warps, limit, stages in cuts:
         if d_v % rows == 0:
-            tiles = d_v // rows if default.tiles > 1 else 1
+            tiles = max(1, default.tiles * default.rows // rows)
             found.append(replace(default, rows=rows, warps=warps, registers=limit, stages=stages, tiles=tiles))
-    if default.tiles > 1 and slots.policy.is_lossless:
-        found.append(replace(default, registers=128, flush_rows=None))
+    if default.tiles > 1 and default.tiles % 2 == 0:
+        found.append(replace(default, tiles=default.tiles // 2))
     return found
 
 

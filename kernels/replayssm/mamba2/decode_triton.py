@@ -13,26 +13,29 @@ import triton
 import triton.language as tl
 
 from replayssm.decode_chunks import (
-    chunk,
     chunk_product,
     chunks,
-    decoded,
+    decayed_chunks,
     fetch,
     inner_product,
+    written,
 )
 from replayssm.decode_records import (
     FLUSHES_ONLY,
     READS_ONLY,
     due_rows,
-    fold_window,
+    fold_records,
     later_decays,
-    record_chunk,
     record_chunks,
+    record_products,
+    record_rows,
+    window_gain,
 )
 from replayssm.decode_tiles import (
     MATRIX,
     WIDE,
     fetch_tile,
+    largest_of_tile,
     load_tile,
     read_tile,
     store_tile,
@@ -42,7 +45,25 @@ from replayssm.decode_words import (
     vector_pairs,
 )
 from replayssm.formats.triton_bits import E2M1
-from replayssm.formats.triton_ops import SCALE_NONE
+
+
+@triton.jit
+def mamba2_rows(
+    codes, stored, of_head, asked, gain, score, own_score, raw_value, past, values_at, out_at, out_step, rows, count,
+    DV: tl.constexpr, BK: tl.constexpr, ELEMENT: tl.constexpr, SCALE: tl.constexpr, PACKED: tl.constexpr,
+    WORDS: tl.constexpr, FORM: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The outputs and the records of the rows of a fetched tile."""
+    there = rows < DV
+    u = past.to(tl.float32)
+    if FORM == MATRIX:
+        _, y = matrix_products(codes, stored, of_head, asked, BK, ELEMENT, SCALE, INTERPRETED)
+    else:
+        y = read_tile(codes, stored, of_head, asked, BK, ELEMENT, SCALE, PACKED, WORDS, FORM)
+    y = y * gain + tl.sum(u * score[:, None], axis=0)
+    y += own_score * raw_value.to(tl.float32)
+    tl.store(out_at + rows * out_step, y.to(out_at.dtype.element_ty), mask=there)
+    tl.store(values_at + count * DV + rows, raw_value, mask=there)
 
 
 @triton.jit(do_not_specialize=["count_rows"])
@@ -60,18 +81,15 @@ def mamba2_decode_kernel(
     READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP: tl.constexpr,
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    STOCHASTIC: tl.constexpr, SCALES: tl.constexpr, INTERPRETED: tl.constexpr,
+    STOCHASTIC: tl.constexpr, SCALES: tl.constexpr, AGAIN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """`replayssm.decode.decode_step` says what it computes, `replayssm.slots` what the tensors are."""
     PACKED: tl.constexpr = READ_ELEMENT == E2M1
     READ_WIDTH: tl.constexpr = DK // 2 if PACKED else DK
     WIDTH: tl.constexpr = DK // 2 if ELEMENT == E2M1 else DK
     WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
-    READS: tl.constexpr = STEPS != FLUSHES_ONLY or not SEPARATE
-    OUTPUTS: tl.constexpr = WINDOW > 1 and STEPS != FLUSHES_ONLY
-    FOLDS: tl.constexpr = not SEPARATE and STEPS != READS_ONLY
-    REPLAYS: tl.constexpr = SEPARATE and STEPS != READS_ONLY
-    CHUNK: tl.constexpr = 32 if BK >= 32 else BK
+    READS: tl.constexpr = WINDOW > 1 and STEPS != FLUSHES_ONLY
+    FLUSHES: tl.constexpr = STEPS != READS_ONLY
     first_item = tl.program_id(0)
     items = first_item + 1
     if STEPS == FLUSHES_ONLY:
@@ -100,7 +118,6 @@ def mamba2_decode_kernel(
         step = tl.minimum(tl.maximum(step, smallest_step), largest_step)
         now = step * tl.load(decay_rate + head)
         kept = tl.load(skip + head)
-        own_score = inner_product(query_at, query_step, key_at, key_step, DK, BK) * step + kept
         value_at = value + row * value_row + head * value_head
         out_at = out + row * out_row + head * out_head
         if slot >= 0:
@@ -110,17 +127,17 @@ def mamba2_decode_kernel(
             read_scales_at = read_scales + at * READ_SCALES
             of_head = read_head_scales + at
             main_at = payload + at * (DV * WIDTH)
-            if READS and TILES == 1:
-                # Its address is known before the cursor is: a single tile sets out before everything else.
-                only_rows = split * BV + tl.arange(0, BV)
-                only_codes, only_scales = fetch_tile(
-                    words_at, read_scales_at, only_rows, only_rows < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE,
-                    READ_TILE_ROWS, PACKED, WORDS, FORM,
+            lanes = tl.arange(0, BV)
+            if READS and STAGES == 1:
+                # Its address is known before the cursor is, so the first tile sets out before everything else.
+                rows = split * (TILES * BV) + lanes
+                codes, stored = fetch_tile(
+                    words_at, read_scales_at, rows, rows < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE, READ_TILE_ROWS,
+                    PACKED, WORDS, FORM,
                 )  # fmt: skip
             count = 0
             if WINDOW > 1:
                 count = tl.load(cursors + slot)
-            flush = count == WINDOW - 1
             # Loads of records that do not wait for the cursor: more bytes, and one trip to memory less.
             held = WINDOW if EAGER else count
             keys_at = key_records + (slot * KEY_HEADS + of_key) * (WINDOW * DK)
@@ -128,28 +145,20 @@ def mamba2_decode_kernel(
             steps_at = step_records + at * WINDOW
             values_at = value_records + at * (WINDOW * DV)
             record = tl.arange(0, LP)
-            past = record < count
-            weight = tl.full((LP,), 1.0, tl.float32)
-            gain = tl.exp(now)
+            gain = window_gain(decays_at, now, count, held, LP, WINDOW, DK, BK, False)
+            weight = tl.full((LP,), 0.0, tl.float32)
             if WINDOW > 1:
-                later, total = later_decays(decays_at, now, count, held, LP)
-                weight = tl.exp(later) * tl.load(steps_at + record, mask=record < held, other=0.0)
-                weight = tl.where(past, weight, 0.0)
-                gain = tl.exp(total)
+                weight = tl.exp(later_decays(decays_at, now, count, held, LP))
+                weight = weight * tl.load(steps_at + record, mask=record < held, other=0.0)
+                weight = tl.where(record < count, weight, 0.0)
 
-            # A flush of a separate checkpoint looks at nothing but the copy that carries the recurrence.
             if READS:
-                through = True
-                if SEPARATE or STEPS == READS_ONLY:
-                    through = count != WINDOW - 1
-                if through:
-                    if WINDOW > 1:
-                        similar = tl.zeros((LP, CHUNK), tl.float32)
-                        for c in tl.static_range(BK // CHUNK):
-                            one = record_chunk(keys_at, decays_at, now, record, held, c, DK, BK, False)
-                            part = chunk(query_at, query_step, c, DK, BK).to(tl.float32)
-                            similar += one.to(tl.float32) * part[None, :]
-                        score = tl.where(past, tl.sum(similar, axis=1) * weight, 0.0)
+                if count < WINDOW - 1:
+                    _, with_query = record_products(
+                        keys_at, key_at, key_step, query_at, query_step, held, LP, DK, BK, INTERPRETED
+                    )
+                    score = tl.where(record < count, with_query * weight, 0.0)
+                    own_score = inner_product(query_at, query_step, key_at, key_step, DK, BK) * step + kept
                     if FORM == MATRIX:
                         asked = vector_pairs(query_at, query_step, query_at, query_step, DK, BK, READ_ELEMENT)
                     elif FORM == WIDE:
@@ -157,104 +166,98 @@ def mamba2_decode_kernel(
                     else:
                         place_k = tl.arange(0, BK)
                         asked = fetch(query_at + place_k * query_step, place_k < DK, BK != DK).to(tl.float32)
-                    # Steps that only read, then those that flush, in loops of their own: a flush needs more registers.
-                    for phase in tl.static_range(2):
-                        if (OUTPUTS and phase == 0) or (FOLDS and phase == 1):
-                            wanted = flush if phase == 1 else count < WINDOW - 1
-                            if wanted:
-                                if phase == 1:
-                                    own_key = chunks(key_at, key_step, DK, BK)
-                                    if WINDOW > 1:
-                                        fold_keys = record_chunks(keys_at, decays_at, now, record, count, DK, BK, False)
-                                for t in tl.range(0, TILES, num_stages=STAGES):
-                                    rows = (split * TILES + t) * BV + tl.arange(0, BV)
-                                    there = rows < DV
-                                    if TILES == 1:
-                                        codes, stored = only_codes, only_scales
-                                    else:
-                                        codes, stored = fetch_tile(
-                                            words_at, read_scales_at, rows, there, MASKED, DK, BK, READ_GROUP,
-                                            READ_SCALE, READ_TILE_ROWS, PACKED, WORDS, FORM,
-                                        )  # fmt: skip
-                                    raw_value = fetch(value_at + rows * value_step, there, MASKED)
-                                    x = raw_value.to(tl.float32)
-                                    if WINDOW > 1:
-                                        written = (record < held)[:, None] & there[None, :]
-                                        where = values_at + record[:, None] * DV + rows[None, :]
-                                        u = tl.load(where, mask=written, other=0.0).to(tl.float32)
-                                        u = tl.where(past[:, None], u, 0.0)
-                                    if FORM == MATRIX:
-                                        _, y = matrix_products(
-                                            codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, INTERPRETED
-                                        )
-                                    else:
-                                        y = read_tile(
-                                            codes, stored, of_head, asked, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS,
-                                            FORM,
-                                        )  # fmt: skip
-                                    y = y * gain
-                                    if WINDOW > 1:
-                                        y += tl.sum(u * score[:, None], axis=0)
-                                    y += own_score * x
-                                    tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
-                                    if phase == 0:
-                                        tl.store(values_at + count * DV + rows, raw_value, mask=there)
-                                    else:
-                                        if FORM != WIDE or READ_SCALE != SCALE_NONE:
-                                            before = load_tile(
-                                                read_at, read_scales_at, of_head, rows, there, MASKED, DK, BK,
-                                                READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
-                                            )  # fmt: skip
-                                        else:
-                                            before = decoded(codes, READ_ELEMENT, BK)
-                                        folded_state = fold_window(
-                                            before, gain, x * step, own_key, 1.0,
-                                            u * weight[:, None] if WINDOW > 1 else 0.0,
-                                            fold_keys if WINDOW > 1 else (), WINDOW, BK, False, INTERPRETED,
-                                        )  # fmt: skip
-                                        store_tile(
-                                            folded_state, philox, tl.load(sequences + slot), tl.load(tokens + slot),
-                                            main_at, scales + at * SCALES, head_scales + at, divisor, head, rows,
-                                            there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
-                                        )  # fmt: skip
-                    if OUTPUTS and split == 0:
-                        if count < WINDOW - 1:
-                            tl.store(decays_at + count, now)
-                            tl.store(steps_at + count, step)
-                            if head % (HEADS // KEY_HEADS) == 0:
-                                channel = tl.arange(0, BK)
-                                kept_key = fetch(key_at + channel * key_step, channel < DK, BK != DK)
-                                tl.store(keys_at + count * DK + channel, kept_key, mask=channel < DK)
-            if REPLAYS:
-                if flush:
+                    if STAGES == 1:
+                        for t in tl.static_range(TILES):
+                            rows = (split * TILES + t) * BV + lanes
+                            raw_value, past = record_rows(
+                                value_at, value_step, values_at, rows, count, held, DV, LP, MASKED, EAGER
+                            )
+                            if t + 1 < TILES:
+                                # The next tile is on its way while this one is worked on.
+                                next_codes, next_stored = fetch_tile(
+                                    words_at, read_scales_at, rows + BV, rows + BV < DV, MASKED, DK, BK, READ_GROUP,
+                                    READ_SCALE, READ_TILE_ROWS, PACKED, WORDS, FORM,
+                                )  # fmt: skip
+                            mamba2_rows(
+                                codes, stored, of_head, asked, gain, score, own_score, raw_value, past, values_at,
+                                out_at, out_step, rows, count, DV, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM,
+                                INTERPRETED,
+                            )  # fmt: skip
+                            if t + 1 < TILES:
+                                codes, stored = next_codes, next_stored
+                    else:
+                        for t in tl.range(0, TILES, num_stages=STAGES):
+                            rows = (split * TILES + t) * BV + lanes
+                            codes, stored = fetch_tile(
+                                words_at, read_scales_at, rows, rows < DV, MASKED, DK, BK, READ_GROUP, READ_SCALE,
+                                READ_TILE_ROWS, PACKED, WORDS, FORM,
+                            )  # fmt: skip
+                            raw_value, past = record_rows(
+                                value_at, value_step, values_at, rows, count, held, DV, LP, MASKED, EAGER
+                            )
+                            mamba2_rows(
+                                codes, stored, of_head, asked, gain, score, own_score, raw_value, past, values_at,
+                                out_at, out_step, rows, count, DV, BK, READ_ELEMENT, READ_SCALE, PACKED, WORDS, FORM,
+                                INTERPRETED,
+                            )  # fmt: skip
+                    if split == 0:
+                        tl.store(decays_at + count, now)
+                        tl.store(steps_at + count, step)
+                        if head % (HEADS // KEY_HEADS) == 0:
+                            channel = tl.arange(0, BK)
+                            kept_key = fetch(key_at + channel * key_step, channel < DK, BK != DK)
+                            tl.store(keys_at + count * DK + channel, kept_key, mask=channel < DK)
+            if FLUSHES:
+                if count == WINDOW - 1:
                     new_key = chunks(key_at, key_step, DK, BK)
                     new_query = chunks(query_at, query_step, DK, BK)
-                    replay_keys = record_chunks(keys_at, decays_at, now, record, count, DK, BK, False)
-                    for t in tl.range(0, TILES, num_stages=1):
-                        rows = (split * TILES + t) * BV + tl.arange(0, BV)
+                    if WINDOW > 1:
+                        keys = record_chunks(keys_at, decays_at, now, record, count, DK, BK, False)
+                    largest = 0
+                    for t in tl.range(0, TILES, num_stages=STAGES):
+                        rows = (split * TILES + t) * BV + lanes
                         there = rows < DV
-                        x = fetch(value_at + rows * value_step, there, MASKED).to(tl.float32)
-                        written = past[:, None] & there[None, :]
-                        where = values_at + record[:, None] * DV + rows[None, :]
-                        u = tl.load(where, mask=written, other=0.0).to(tl.float32)
-                        before = load_tile(
+                        state = load_tile(
                             main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
                             SCALE, TILE_ROWS, GROUP,
                         )  # fmt: skip
-                        after = fold_window(
-                            before, gain, x * step, new_key, 1.0, u * weight[:, None], replay_keys, WINDOW, BK, False,
-                            INTERPRETED,
-                        )  # fmt: skip
+                        x = fetch(value_at + rows * value_step, there, MASKED).to(tl.float32)
+                        if WINDOW > 1:
+                            where = values_at + record[:, None] * DV + rows[None, :]
+                            u = tl.load(where, mask=(record < count)[:, None] & there[None, :], other=0.0)
+                            weighted = u.to(tl.float32) * weight[:, None]
+                            state = fold_records(state, gain, weighted, keys, BK, False, INTERPRETED)
+                        else:
+                            state = decayed_chunks(state, gain, BK, False)
+                        after = written(state, x * step, new_key, BK)
                         y = chunk_product(after, new_query, BK) + kept * x
                         tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
                         token = tl.load(tokens + slot)
                         sequence = tl.load(sequences + slot)
-                        store_tile(
-                            after, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head, rows,
-                            there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
-                            READ_STOCHASTIC,
-                        )  # fmt: skip
+                        if AGAIN:
+                            largest = tl.maximum(largest, largest_of_tile(after, there, DK, BK))
+                        elif SEPARATE:
+                            store_tile(
+                                after, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head,
+                                rows, there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS,
+                                READ_GROUP, READ_STOCHASTIC,
+                            )  # fmt: skip
                         store_tile(
                             after, philox, sequence, token, main_at, scales + at * SCALES, head_scales + at, divisor,
                             head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
                         )  # fmt: skip
+                    if AGAIN:
+                        # The scale of a head is known once all of it is, which lies in memory by now.
+                        tl.debug_barrier()
+                        for t in tl.range(0, TILES, num_stages=1):
+                            rows = (split * TILES + t) * BV + lanes
+                            there = rows < DV
+                            after = load_tile(
+                                main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
+                                SCALE, TILE_ROWS, GROUP,
+                            )  # fmt: skip
+                            store_tile(
+                                after, philox, tl.load(sequences + slot), tl.load(tokens + slot), read_at,
+                                read_scales_at, of_head, read_divisor, head, rows, there, 1, MASKED, DV, DK, BK,
+                                READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC, largest,
+                            )  # fmt: skip

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from replayssm.decode import MATRIX, DecodeToken, Launch, advance, decode_step, default_launch, prepare_step
+from replayssm.decode import DecodeToken, Launch, advance, decode_step, default_launch, prepare_step
+from replayssm.decode_arguments import MATRIX
+from replayssm.formats import pack
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
 from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape
@@ -40,6 +42,15 @@ FLOAT_CASES = [
         policy="separate:fp16/fp32@L=3",
         launch=Launch(rows=4, warps=1, tiles=2, flush_rows=2, flush_warps=1, flush_tiles=3),
     ),
+    # Writes computed anew from a window of several records.
+    Case(
+        recurrence="gdn",
+        policy="separate:nvfp4/fp32@L=5",
+        heads=1,
+        steps=((2, 1), (2, 1), (2, -1), (2, 0), (2, 0), (2, 1)),
+        launch=Launch(rows=4, warps=1, tiles=2, stages=2, flush_rows=4, flush_warps=1, flush_tiles=2),
+    ),
+    Case(recurrence="gdn", policy="separate:fp8/fp32@L=4", heads=1, normalise=False, launch=Launch(rows=2, warps=1)),
 ]
 
 
@@ -118,6 +129,20 @@ def test_stored_bytes_are_those_of_pack(recurrence: str, policy: str) -> None:
     assert flushed, "nothing was stored"
 
 
+@pytest.mark.parametrize("recurrence", ["mamba2", "gdn"])
+def test_a_head_stored_tile_by_tile_has_the_scale_of_all_its_tiles(recurrence: str) -> None:
+    launch = Launch(rows=4, warps=1, tiles=2, flush_rows=2, flush_warps=1, flush_tiles=3)
+    case = Case(recurrence=recurrence, policy="separate:nvfp4/fp32@L=3", heads=1, d_k=32, launch=launch)
+    outcome = run(case)
+    slot = case.steps[0][0]
+    main, read = outcome.slots.copies
+    expected = pack(main.packed(slot).unpack()[None].view(1, *outcome.slots.shape.state), read.format)
+    for name in ("payload", "scales", "head_scales"):
+        got = getattr(read.packed(slot), name).flatten()
+        assert torch.equal(got, getattr(expected, name).view(torch.uint8).flatten()), name
+    assert not torch.equal(main.payload[slot], layer(case, torch.Generator().manual_seed(0))[0].copies[0].payload[slot])
+
+
 def cut_writes(slots: DecodeSlots, _: DecodeCursors) -> None:
     slots.records["write"].copy_(slots.records["write"].to(torch.bfloat16))
 
@@ -132,6 +157,10 @@ def no_decay(slots: DecodeSlots, _: DecodeCursors) -> None:
 
 def no_norm(slots: DecodeSlots, _: DecodeCursors) -> None:
     slots.records["norm"].fill_(1.0)
+
+
+def no_solution(slots: DecodeSlots, _: DecodeCursors) -> None:
+    slots.records["solution"].copy_(torch.eye(slots.policy.window_tokens).expand_as(slots.records["solution"]))
 
 
 def late_flush(_: DecodeSlots, cursors: DecodeCursors) -> None:
@@ -149,6 +178,7 @@ def cut_state(slots: DecodeSlots, _: DecodeCursors) -> None:
         ("gdn", cut_keys),
         ("gdn", no_decay),
         ("gdn", no_norm),
+        ("gdn", no_solution),
         ("gdn", late_flush),
         ("mamba2", cut_keys),
         ("mamba2", no_decay),
@@ -157,7 +187,8 @@ def cut_state(slots: DecodeSlots, _: DecodeCursors) -> None:
     ],
 )
 def test_planted_faults_are_outside_the_bounds(recurrence: str, fault: Fault) -> None:
-    outcome = run(Case(recurrence=recurrence, policy="shared:fp32@L=3", heads=1), fault=fault)
+    policy = "separate:fp32/fp32@L=3" if fault is no_solution else "shared:fp32@L=3"
+    outcome = run(Case(recurrence=recurrence, policy=policy, heads=1), fault=fault)
     assert outcome.output_error > 1 or outcome.state_error > STATE_LIMIT
 
 
@@ -216,6 +247,10 @@ def test_launches_and_inputs_that_do_not_fit_are_refused() -> None:
     for launch in (Launch(rows=16, warps=4), Launch(rows=64, warps=4, flush_rows=16)):
         with pytest.raises(ValueError, match="all 40 rows"):
             decode_step(slots, cursors, one, index, out=out, launch=launch)
+    again, *_ = on_meta(replace(case, policy="separate:nvfp4/fp32@L=4"), 2)
+    with pytest.raises(ValueError, match="all 40 rows, which share a scale, got 32"):
+        launch = Launch(rows=32, warps=1, tiles=2, flush_rows=16, flush_tiles=2)
+        decode_step(again, cursors, one, index, out=out, launch=launch)
     with pytest.raises(ValueError, match="int32 slots of 2 rows"):
         decode_step(slots, cursors, one, index.long(), out=out)
     with pytest.raises(ValueError, match="`beta`"):
@@ -242,5 +277,5 @@ def test_bytes_of_the_slots_are_counted() -> None:
     slots, *_ = on_meta(case, 2)
     states = 4 * 2 * 4 * 32
     policy_bytes = slots.policy.bits_per_element(heads=2, d_v=4, d_k=32) * states / 8
-    records = 4 * (4 * (32 * 4 + 4) + 2 * 4 * (4 * 4 + 4 + 4 * 4 + 4))
+    records = 4 * (4 * (32 * 4 + 4) + 2 * 4 * (4 * 4 + 4 + 4 * 4 + 4 + 4 * 4))
     assert slots.nbytes == policy_bytes + records
