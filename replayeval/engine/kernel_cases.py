@@ -141,6 +141,11 @@ def _around(slots: DecodeSlots, default: Launch) -> list[Launch]:
             found.append(replace(default, rows=rows, warps=warps, registers=limit, stages=stages, tiles=tiles))
     if default.tiles > 1 and default.tiles % 2 == 0:
         found.append(replace(default, tiles=default.tiles // 2))
+    if default.tiles > 1 and default.flush_rows is None:
+        # Flushes beside the reads, with more warps than those.
+        wide = 32 if d_v % 32 == 0 else 16
+        beside = replace(default, flush_rows=wide, flush_warps=2, flush_tiles=-(-d_v // wide), flush_stages=1)
+        found.append(replace(beside, flush_registers=168 if wide == 32 else 128))
     return found
 
 
