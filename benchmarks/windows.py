@@ -44,6 +44,7 @@ from replayssm.triton_tiles import (
     SERVE_PARTS,
     STAGES,
     WARPGROUP_ROWS,
+    fold_registers,
     prepare_warps,
     serve_registers,
     tile_rows,
@@ -304,7 +305,9 @@ def run_compile(names: Sequence[str], products: int) -> int:
         split = tile_rows(whole_head=False, needed=1, d_v=shape.d_v, products=products)
         made = compiled(kernels.prepare_kernel, prepare_warps(shape.recurrence, products), common)
         print(name, "prepare", made, flush=True)
-        print(name, "fold", compiled(kernels.fold_kernel, FOLD_WARPS, {**common, "BLOCK_V": whole}), flush=True)
+        limit = fold_registers(products)
+        made = compiled(kernels.fold_kernel, FOLD_WARPS, {**common, "BLOCK_V": whole}, limit=limit)
+        print(name, "fold", made, flush=True)
         common["RULE"] = list(Recurrence).index(shape.recurrence)
         for label, formats in FORMATS.items():
             whole_head = "nvfp4" in label

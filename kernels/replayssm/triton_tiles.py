@@ -17,6 +17,7 @@ HEAD_PARTS = 2
 SERVE_PARTS = 2
 """Likewise for read copies, of which there are always enough: what a warpgroup takes leaves room for three of them."""
 _SERVE_REGISTERS = 168
+_FOLD_REGISTERS = 128
 _SPLIT_ROWS = 32
 
 
@@ -41,6 +42,14 @@ def head_parts(heads: int, multiprocessors: int) -> int:
         multiprocessors: Of the device.
     """
     return HEAD_PARTS if heads <= multiprocessors else 1
+
+
+def fold_registers(products: int) -> int | None:
+    """Most registers per thread of the kernel that makes operands: four programs share a multiprocessor.
+
+    Float32 products take more, as they do in `warps`.
+    """
+    return _FOLD_REGISTERS if products != 0 else None
 
 
 def serve_registers(num_warps: int, products: int, *, several: bool, stochastic: bool) -> int | None:

@@ -26,6 +26,7 @@ from replayssm.triton_tiles import (
     STAGES,
     STEP_ELEMENTS,
     WARPGROUP_ROWS,
+    fold_registers,
     head_parts,
     prepare_warps,
     serve_registers,
@@ -192,7 +193,7 @@ class TritonWalk:
             squares = _unset((2 if delta else 1, places, heads, PIECE_TOKENS, PIECE_TOKENS), device)
             launch(
                 kernels.prepare_kernel,
-                (places, heads),
+                (places * heads,),
                 inputs.query,
                 inputs.key,
                 *vectors,
@@ -211,7 +212,7 @@ class TritonWalk:
             )
             launch(
                 kernels.fold_kernel,
-                (places, heads),
+                (places * heads,),
                 inputs.query,
                 inputs.key,
                 inputs.value,
@@ -225,6 +226,7 @@ class TritonWalk:
                 BLOCK_V=block(d_v),
                 **sizes,
                 num_warps=FOLD_WARPS,
+                maxnreg=fold_registers(self._products),
             )
             copies = _unset((group.slots, heads, d_v, d_k), device)
             if group.slots:
@@ -260,7 +262,6 @@ class TritonWalk:
                 several=group.several,
                 stochastic=any(stochastic for *_, stochastic in group.read_formats),
             )
-            limits: dict[str, Any] = {} if limit is None else {"maxnreg": limit}
             launch(
                 pieces.serve_kernel,
                 (len(group.windows), heads, -(-d_v // group.read_block_v)),
@@ -286,7 +287,7 @@ class TritonWalk:
                 **sizes,
                 num_stages=STAGES,
                 num_warps=serve_warps,
-                **limits,
+                maxnreg=limit,
             )
             return (squares, *operands, copies)
 
@@ -329,9 +330,10 @@ class TritonWalk:
             fmt = formats[place]
             return 0 if fmt is None else 1 + (fmt.rounding is Rounding.STOCHASTIC)
 
-        # Programs start in order, and what takes longest should not start last.
+        # Programs start in order, and what takes longest should not start last. Nor should what takes more of a
+        # multiprocessor than smaller programs on each of them leave.
         ordered = [(kind, sorted(places, key=cost, reverse=True)) for kind, places in members.items()]
-        ordered.sort(key=lambda group: (group[0][2], cost(group[1][0]) + group[0][3]), reverse=True)
+        ordered.sort(key=lambda group: (group[0][2], cost(group[1][0]), group[0][0], group[0][3]), reverse=True)
         return [
             self._group(slab, lanes, read_lanes, np.array(places, dtype=np.int64), *kind[:3], shape, device)
             for kind, places in ordered

@@ -224,6 +224,12 @@ def decay_between(later, earlier):
 
 
 @triton.jit
+def piece_and_head(program, heads):
+    """The piece (int64) and head of a program; heads of a piece are neighbours, as they are in memory."""
+    return (program // heads).to(tl.int64), program % heads
+
+
+@triton.jit
 def load_tokens(ptr, tokens, width, columns, mask):
     """Rows `tokens` of a contiguous `[tokens, width]` array, zero for neutral tokens (−1) and beyond `mask`."""
     where = tokens.to(tl.int64)[:, None] * width + columns[None, :]

@@ -1,6 +1,6 @@
 """Gated DeltaNet windows in Triton: what does not depend on a state, then the walk of all windows of a launch."""
 
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -9,6 +9,7 @@ from replayssm.triton_window import (
     decay_between,
     load_tokens,
     load_vector,
+    piece_and_head,
     product,
     put_operand,
     put_values,
@@ -37,8 +38,7 @@ def prepare_kernel(
     `scores[j, i] = G_{j→i} (k_j·q_i)` for `j ≤ i`, and `solve[j, i]`, the transposed inverse of the unit lower
     triangular `I + β_i G_{j→i} (k_j·k_i)`.
     """
-    piece = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    piece, head = piece_and_head(tl.program_id(0), heads)
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)
     tokens = tl.load(tokens_ptr + piece * BLOCK_T + t)
@@ -87,8 +87,7 @@ def fold_kernel(
     `reads = G q − scores · recalls`. `keys` are the layer's own, and `vectors` are unused, the decays to the end of the
     piece, and the decay over all of it.
     """
-    piece = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    piece, head = piece_and_head(tl.program_id(0), heads)
     share = heads // key_heads
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)

@@ -4,7 +4,7 @@ The decay multiplies the vectors, not their products. The terms inside a piece a
 factored form needs `exp(−c_j)`, which overflows for strong decays.
 """
 
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -13,6 +13,7 @@ from replayssm.triton_window import (
     decay_between,
     load_tokens,
     load_vector,
+    piece_and_head,
     product,
     put_operand,
     put_values,
@@ -41,8 +42,7 @@ def prepare_kernel(
     `scores[j, i] = Σ_c k_jc q_ic exp(c_ic − c_jc)` for `j ≤ i`, and `solve[j, i]`, the transposed inverse of the unit
     lower triangular `I + β_i Σ_c k_jc k_ic exp(c_ic − c_jc)`. These products are float32 whatever PRODUCTS says.
     """
-    piece = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    piece, head = piece_and_head(tl.program_id(0), heads)
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)
     in_k = keys < D_K
@@ -96,8 +96,7 @@ def fold_kernel(
     PRODUCTS: tl.constexpr,
 ):
     """Operands of one piece of a row and head: GDN's, with decays in the keys; `vectors` are the decays per channel."""
-    piece = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    piece, head = piece_and_head(tl.program_id(0), heads)
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)

@@ -1,6 +1,6 @@
 """Mamba-2 windows in Triton: what does not depend on a state, then the walk of all windows of a launch."""
 
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -9,6 +9,7 @@ from replayssm.triton_window import (
     decay_between,
     load_tokens,
     load_vector,
+    piece_and_head,
     product,
     put_operand,
     put_values,
@@ -30,8 +31,7 @@ def prepare_kernel(
     PRODUCTS: tl.constexpr,
 ):
     """`scores[j, i] = G_{j→i} (k_j·q_i)` of each piece, zero for `j > i`; one program per piece of a row and head."""
-    piece = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    piece, head = piece_and_head(tl.program_id(0), heads)
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)
     tokens = tl.load(tokens_ptr + piece * BLOCK_T + t)
@@ -72,8 +72,7 @@ def fold_kernel(
     `reads` and `keys` are the layer's own, shared by the heads of a group; `vectors` are the decays up to each token,
     from each token to the end of the piece, and over all of it.
     """
-    piece = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    piece, head = piece_and_head(tl.program_id(0), heads)
     share = heads // key_heads
     t = tl.arange(0, BLOCK_T)
     keys = tl.arange(0, BLOCK_K)
