@@ -110,10 +110,9 @@ class Checkpoint:
         heads, d_v, _ = inputs.state_shape
         spare = tokens.rows * tokens.time
         outputs = inputs.value.new_zeros(spare + 1, heads, d_v)
-        for slab in schedule.slabs:
-            if self._triton is not None:
-                self._launch(self._triton, tokens, slab, outputs, observer)
-                continue
+        if self._triton is not None:
+            self._launch(self._triton, tokens, schedule.slabs, outputs, observer)
+        for slab in schedule.slabs if self._triton is None else ():
             index = torch.as_tensor(slab.index, device=outputs.device)
             read = self._walk(tokens.take(index, padded=slab.padded), slab, observer)
             target = index.masked_fill(index < 0, spare) if slab.padded else index
@@ -123,36 +122,46 @@ class Checkpoint:
         if 0 < places.shape[1] < inputs.room:
             # As many as the next tokens will have room for.
             places = np.pad(places, ((0, 0), (0, inputs.room - places.shape[1])), constant_values=-1)
-        buffer = torch.as_tensor(places, device=outputs.device)
-        self._records = tokens.take(buffer, padded=bool((places < 0).any())) if places.size else None
+        self._records = None
+        if places.size:
+            # Layers of a chunk share the index: a copy from memory that is not pinned waits for the device each time.
+            buffer = lane_index(places, outputs.device).view(places.shape)
+            self._records = tokens.take(buffer, padded=bool((places < 0).any()))
         return outputs[:-1].view(tokens.rows, tokens.time, heads, d_v)[:, tokens.time - inputs.time :]
 
     def _launch(
-        self, triton: TritonWalk, tokens: TokenInputs, slab: Slab, outputs: Tensor, observer: StoreObserver | None
+        self,
+        triton: TritonWalk,
+        tokens: TokenInputs,
+        slabs: Sequence[Slab],
+        outputs: Tensor,
+        observer: StoreObserver | None,
     ) -> None:
-        """Walk the windows of a slab with kernels: all at once, or step by step where somebody watches the stores."""
-        parts = [slab] if observer is None else [one_step(slab, step) for step in range(len(slab.index))]
-        for part in parts:
+        """Walk the windows of slabs with kernels: all at once, or step by step where somebody watches the stores."""
+        parts = [slabs]
+        if observer is not None:
+            parts = [[one_step(slab, step)] for slab in slabs for step in range(len(slab.index))]
+        for part in parts if slabs else ():
             triton.walk(
                 self._states,
                 self._lanes,
                 layer=self._layer,
                 recurrence=self._recurrence,
                 tokens=tokens,
-                slab=part,
+                slabs=part,
                 outputs=outputs,
             )
             copies = np.bincount(self._lanes.rows, minlength=self._lanes.of_rows)
-            self.stores += int((part.complete * copies[part.rows]).sum())
-            if observer is not None and part.complete.any():
-                lanes, chosen = self._lanes.subset(part.rows)
-                done = part.complete[0][lanes.rows]
+            self.stores += sum(int((slab.complete * copies[slab.rows]).sum()) for slab in part)
+            if observer is not None and part[0].complete.any():
+                lanes, chosen = self._lanes.subset(part[0].rows)
+                done = part[0].complete[0][lanes.rows]
                 observer(
                     StoreEvent(
                         layer=self._layer,
-                        rows=part.rows[lanes.rows[done]],
+                        rows=part[0].rows[lanes.rows[done]],
                         copies=lanes.copies[done],
-                        tokens=part.store_tokens[0][lanes.rows[done]],
+                        tokens=part[0].store_tokens[0][lanes.rows[done]],
                         states=self._states[torch.as_tensor(chosen[done], device=self._states.device)],
                     )
                 )

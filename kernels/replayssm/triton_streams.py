@@ -10,27 +10,31 @@ HIGHEST_PRIORITY = 3
 """Of streams in PyTorch, as a negative number; 0 is the lowest."""
 
 
-def side_by_side(launches: Sequence[Callable[[], object]], device: torch.device) -> None:
-    """Make independent launches, on a CUDA device on streams of their own: one alone may not fill it.
+def side_by_side(chains: Sequence[Sequence[Callable[[], None]]], device: torch.device) -> None:
+    """Make chains of launches, on a CUDA device on streams of their own: one alone may not fill it.
+
+    Memory that a launch allocates belongs to the stream of its chain, so it can be given back when the launch returns.
 
     Args:
-        launches: Those that take longest first: programs of an earlier one start before those of a later one. Each
-            returns the memory that its kernels use, which is kept until the streams have joined.
+        chains: Those that take longest first: their programs start before those of later ones. Launches of one chain
+            run in order, those of different chains in any.
         device: Where the kernels run.
     """
-    if device.type != "cuda" or len(launches) < 2:
-        for launch_all in launches:
-            launch_all()
+    if device.type != "cuda" or len(chains) < 2:
+        for chain in chains:
+            for launch in chain:
+                launch()
         return
-    main, sides = torch.cuda.current_stream(device), _side_streams(device, len(launches))
-    kept: list[object] = []
-    for launch_all, side in zip(launches, sides, strict=True):
+    main, sides = torch.cuda.current_stream(device), _side_streams(device, len(chains))
+    for side in sides:
         side.wait_stream(main)
-        with torch.cuda.stream(side):
-            kept.append(launch_all())
+    for rank in range(max(map(len, chains))):
+        for chain, side in zip(chains, sides, strict=True):
+            with torch.cuda.stream(side):
+                for launch in chain[rank : rank + 1]:
+                    launch()
     for side in sides:
         main.wait_stream(side)
-    del kept
 
 
 @cache

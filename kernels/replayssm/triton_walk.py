@@ -97,6 +97,11 @@ class _Group:
     read_block_v: int
     several: bool
 
+    @property
+    def kind(self) -> tuple[int, int, bool, bool]:
+        """What the rows of a group have in common, in whatever slab: a row is always of one kind."""
+        return self.block_v, self.parts, self.single, self.slots > 0
+
 
 class TritonWalk:
     """Walks the windows of all rows of a bank.
@@ -124,19 +129,19 @@ class TritonWalk:
         layer: int,
         recurrence: Recurrence,
         tokens: TokenInputs,
-        slab: Slab,
+        slabs: Sequence[Slab],
         outputs: Float[Tensor, "tokens heads d_v"],
     ) -> None:
-        """Walk the windows of a slab.
+        """Walk the windows of slabs. Rows wait for their own windows only, not for those of others.
 
         Args:
             states: What the copies of all rows load back as. Overwritten at the stores.
             lanes: The lanes of all rows.
             layer: Index of the layer, for random bits.
             recurrence: The layer's recurrence.
-            tokens: The tokens that the slab indexes, float32.
-            slab: Which windows.
-            outputs: Receives the outputs of the slab's tokens.
+            tokens: The tokens that the slabs index, float32.
+            slabs: Which windows, in order.
+            outputs: Receives the outputs of the slabs' tokens.
 
         Rounding: at the end of each complete window, from the working state, after the outputs were read.
         """
@@ -154,9 +159,13 @@ class TritonWalk:
         key_places = heads if recurrence is Recurrence.KDA else key_heads
         device = states.device
 
-        groups = self._groups(slab, lanes, (heads, d_v, d_k), device)
+        most = head_parts(max(len(slab.rows) for slab in slabs) * heads, _multiprocessors(device))
+        chains: dict[tuple[int, int, bool, bool], list[_Group]] = {}
+        for slab in slabs:
+            for group in self._groups(slab, lanes, (heads, d_v, d_k), most, device):
+                chains.setdefault(group.kind, []).append(group)
 
-        def step(group: _Group) -> tuple[Tensor, ...]:
+        def step(group: _Group) -> None:
             launch(
                 steps.step_kernel,
                 (-(-d_v // group.block_v), heads, len(group.tokens)),
@@ -183,9 +192,8 @@ class TritonWalk:
                 RULE=rule,
                 num_warps=max(1, min(8, group.block_v * block_k // STEP_ELEMENTS)),
             )
-            return ()
 
-        def walk(group: _Group) -> tuple[Tensor, ...]:
+        def walk(group: _Group) -> None:
             if group.single:
                 return step(group)
             count, longest = group.tokens.shape[:2]
@@ -289,9 +297,9 @@ class TritonWalk:
                 num_warps=serve_warps,
                 maxnreg=limit,
             )
-            return (squares, *operands, copies)
+            return None
 
-        side_by_side([lambda group=group: walk(group) for group in groups], device)
+        side_by_side([[lambda group=group: walk(group) for group in chain] for chain in chains.values()], device)
 
     def _unset_operand(self, places: tuple[int, int], vectors: int, block_k: int, device: torch.device) -> Tensor:
         """Room for an operand of so many vectors per token at each place."""
@@ -299,20 +307,23 @@ class TritonWalk:
         dtype = torch.bfloat16 if self._products in _BFLOAT16_PRODUCTS else torch.float32
         return _unset((*places, parts, vectors * PIECE_TOKENS, block_k), device, dtype)
 
-    def _groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
+    def _groups(
+        self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], most: int, device: torch.device
+    ) -> list[_Group]:
         """The launches of a slab. Layers of one forward pass share slabs, so the tables are kept."""
-        key = (id(slab), id(lanes), shape, device)
+        key = (id(slab), id(lanes), shape, most, device)
         if key not in self._tables:
             while len(self._tables) >= _REMEMBERED_TABLES:
                 self._tables.pop(next(iter(self._tables)))
             # The slab and the lanes are kept too, so that their ids stay theirs.
-            self._tables[key] = (slab, lanes, self._make_groups(slab, lanes, shape, device))
+            self._tables[key] = (slab, lanes, self._make_groups(slab, lanes, shape, most, device))
         return self._tables[key][2]
 
-    def _make_groups(self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], device: torch.device) -> list[_Group]:
+    def _make_groups(
+        self, slab: Slab, lanes: Lanes, shape: tuple[int, int, int], most: int, device: torch.device
+    ) -> list[_Group]:
         heads, d_v, d_k = shape
         read_lanes = {row: lane for lane, row in enumerate(_integers(lanes.rows)) if lane >= lanes.of_rows}
-        most = head_parts(len(slab.rows) * heads, _multiprocessors(device))
         members: dict[tuple[int, int, bool, bool], list[int]] = {}
         for place, row in enumerate(_integers(slab.rows)):
             fmt = lanes.formats[row]
