@@ -14,9 +14,9 @@ WARPGROUP_ROWS = 64
 """Rows of a matrix product that the four warps of a warpgroup take together."""
 HEAD_PARTS = 2
 """Most programs that share a head whose scales depend on all of it; below a warpgroup's rows products cost double."""
-SERVE_PARTS = 2
-"""Likewise for read copies, of which there are always enough: what a warpgroup takes leaves room for three of them."""
-_SERVE_REGISTERS = 168
+SERVE_PARTS = 1
+"""Likewise for read copies, of which there are always enough."""
+_SERVE_REGISTERS = {4: 168, 8: 128}
 _FOLD_REGISTERS = 128
 _SPLIT_ROWS = 32
 
@@ -55,7 +55,7 @@ def fold_registers(products: int) -> int | None:
 def serve_registers(num_warps: int, products: int, *, several: bool, stochastic: bool) -> int | None:
     """Most registers per thread of the kernel that stores and reads read copies, if there is a limit.
 
-    Three programs of a warpgroup share a multiprocessor with what one needs anyway. Not where random words, or the
+    Three programs of a warpgroup, or two of two warpgroups, share a multiprocessor then. Not where random words, or the
     operands with which windows of several pieces advance a state, take more.
 
     Args:
@@ -64,7 +64,7 @@ def serve_registers(num_warps: int, products: int, *, several: bool, stochastic:
         several: Whether a window is several pieces.
         stochastic: Whether a copy is rounded stochastically.
     """
-    return _SERVE_REGISTERS if num_warps == 4 and products != 0 and not (several or stochastic) else None
+    return None if products == 0 or several or stochastic else _SERVE_REGISTERS.get(num_warps)
 
 
 def prepare_warps(recurrence: Recurrence, products: int) -> int:

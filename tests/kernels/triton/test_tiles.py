@@ -10,7 +10,8 @@ def test_two_programs_share_a_head_where_heads_are_few() -> None:
 def test_registers_are_limited_where_that_spills_nothing() -> None:
     assert [fold_registers(products) for products in (0, 4)] == [None, 128]
     assert serve_registers(4, 4, several=False, stochastic=False) == 168
-    assert serve_registers(8, 4, several=False, stochastic=False) is None
+    assert serve_registers(8, 4, several=False, stochastic=False) == 128
+    assert serve_registers(2, 4, several=False, stochastic=False) is None
     assert serve_registers(4, 4, several=True, stochastic=False) is None
     assert serve_registers(4, 4, several=False, stochastic=True) is None
     assert serve_registers(4, 0, several=False, stochastic=False) is None
