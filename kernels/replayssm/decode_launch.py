@@ -9,8 +9,8 @@ from replayssm.slots import DecodeSlots
 _FEW_HEADS = 256
 """Of all sequences: fewer wait for memory rather than for its bandwidth."""
 
-_ENOUGH_PROGRAMS = 2048
-"""About what the multiprocessors of a large card hold at a time."""
+_ENOUGH_PROGRAMS = 4096
+"""Twice what the multiprocessors of a large card hold at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
