@@ -1,10 +1,10 @@
-"""Tables of decode timings: those of `docs/kernels.md`, or of a record of `replayeval bench kernels --json`.
+"""Tables of decode timings by batch, window and read format.
 
     python benchmarks/kernel_tables.py [--check]
     python benchmarks/kernel_tables.py RECORD.json
 
-The first renews the tables in the document from `results/h200_decode_*.json`; with `--check` it writes nothing and
-exits with 1 where they differ. The second prints tables by batch, window and read format.
+The first renews the tables in `docs/kernels.md` from `results/h200_kernels.json`; with `--check` it writes nothing and
+exits with 1 where they differ. The second prints those of any record of `replayeval bench kernels --json`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-RESULTS = FOLDER / "results"
+RECORD = FOLDER / "results" / "h200_kernels.json"
 DOCUMENT = FOLDER.parent / "docs" / "kernels.md"
 START, END = "<!-- decode timings -->\n", "<!-- end of decode timings -->"
 SHORT = {
@@ -25,7 +25,6 @@ SHORT = {
     "Qwen3.5-122B-A10B": "Qwen3.5-122B",
 }
 WINDOW, BATCH = 16, 256
-KINDS = (("cycle", "floor_us"), ("read", "read_floor_us"), ("flush", "flush_floor_us"))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -139,69 +138,17 @@ def section(record: dict[str, Any]) -> str:
     if record["refused"]:
         parts.append(f"Not timed, because a check failed or was late: {', '.join(record['refused'])}.")
     if record["left_out"]:
-        parts.append("For lack of time not measured: " + "; ".join(record["left_out"]) + ".")
+        parts.append("Not measured: " + "; ".join(_grouped(record["left_out"])) + ".")
     return "\n\n".join(parts) + "\n"
 
 
-def rounds() -> list[dict[str, Any]]:
-    """The runs on a card so far, oldest first."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("h200_decode_*.json"))]
-
-
-def latest(found: Sequence[dict[str, Any]]) -> str:
-    """The last timing of every layer, policy and batch, with the run it is from."""
-    last: dict[tuple[str, str, int], tuple[int, dict[str, Any]]] = {}
-    for run, record in enumerate(found, 1):
-        for row in record["rows"]:
-            last[row["shape"], row["policy"], row["batch"]] = run, row
-    rows: list[tuple[str, ...]] = []
-    for (shape, policy, batch), (run, t) in sorted(
-        last.items(), key=lambda item: (-item[0][2], item[0][1] != f"shared:fp32@L={WINDOW}", item[0][1], item[0][0])
-    ):
-        parts = [(t.get(f"{kind}_us"), t.get(floor)) for kind, floor in KINDS]
-        cells = [cell for value, floor in parts for cell in _with_floor(value, floor)]
-        conventional = t["conventional_us"]
-        faster = f"{conventional / t['cycle_us']:.2f}"
-        rows.append((f"{SHORT[shape]}, {policy}, {batch}", str(run), number(conventional), faster, *cells))
-    head = ("layer, policy, batch", "run", "public conventional", "speedup")
-    return table((*head, "cycle", "of floor", "reading step", "of floor", "flush of all", "of floor"), rows)
-
-
-def _with_floor(value: float | None, floor: float | None) -> tuple[str, str]:
-    if value is None:
-        return "–", "–"
-    return number(value), "–" if floor is None else f"{value / floor:.2f}"
-
-
-def forms(found: Sequence[dict[str, Any]]) -> str:
-    """What each form of the kernels took with float32 states at a batch of 256."""
-    shapes = tuple(SHORT)
-    rows: list[tuple[str, ...]] = []
-    for run, record in enumerate(found, 1):
-        of = {
-            row["shape"]: row
-            for row in record["rows"]
-            if row["batch"] == BATCH and row["policy"] == f"shared:fp32@L={WINDOW}"
-        }
-        cells = [
-            " / ".join(number(of[s][f"{kind}_us"]) for kind, _ in KINDS) if s in of else "not measured" for s in shapes
-        ]
-        rows.append((f"{run}. {record['form']} ({record['commit']})", *cells))
-    return table(("run: form (commit)", *SHORT.values()), rows)
-
-
-def measured() -> str:
-    """Everything between the marks."""
-    found = rounds()
-    return "\n\n".join(
-        (
-            "All on one NVIDIA H200 each; microseconds per layer and token; the best launch of a sweep.",
-            latest(found),
-            f"Cycle / reading step / flush of all, float32, batch {BATCH}, `L = {WINDOW}`, by form of the kernels:",
-            forms(found),
-            "",
-        )
-    )
+def _grouped(cases: Sequence[str]) -> list[str]:
+    """Cases, `layer, batch, policy` each with a reason or none, by what follows the layer."""
+    layers: dict[str, list[str]] = {}
+    for case in cases:
+        name, _, rest = case.partition(", ")
+        layers.setdefault(rest, []).append(SHORT.get(name, name))
+    return [f"{rest} ({', '.join(names)})" for rest, names in layers.items()]
 
 
 def main() -> None:
@@ -210,13 +157,14 @@ def main() -> None:
     parser.add_argument("record", type=Path, nargs="?", help="JSON file of `replayeval bench kernels`")
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()
+    found = section(json.loads((arguments.record or RECORD).read_text(encoding="utf-8")))
     if arguments.record is not None:
-        print(section(json.loads(arguments.record.read_text(encoding="utf-8"))))
+        print(found)
         return
     text = DOCUMENT.read_text(encoding="utf-8")
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
-    renewed = before + START + measured() + END + after
+    renewed = before + START + found + "\n" + END + after
     if arguments.check:
         sys.exit(int(renewed != text))
     DOCUMENT.write_text(renewed, encoding="utf-8")

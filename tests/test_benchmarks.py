@@ -51,6 +51,16 @@ def test_prefill_and_the_size_of_its_cache(monkeypatch: pytest.MonkeyPatch) -> N
     speed.plain_prefill(head, np.arange(9) % head.vocabulary, 4)
 
 
+def test_relative_differences_leave_out_arms_that_equal_the_reference() -> None:
+    speed = script("engine_speed")
+    found = speed.relative_kl(np.array([1e-9, 1.5, 3.0]), np.array([0.0, 2.0, 3.0]), ("a", "b", "c"))
+    assert found == {"mean_kl_difference_relative": 0.25, "mean_kl_nats_of_arms_equal_under_pytorch": {"a": 1e-9}}
+    none = speed.relative_kl(np.zeros(2), np.zeros(2), ("a", "b"))
+    assert none["mean_kl_difference_relative"] is None and "every arm equals the reference" in none["reason"]
+    assert none["mean_kl_nats_of_arms_equal_under_pytorch"] == {"a": 0.0, "b": 0.0}
+    assert np.isnan(speed.relative_kl(np.array([np.nan]), np.ones(1), ("a",))["mean_kl_difference_relative"])
+
+
 @pytest.mark.parametrize("words", [("h200.py",), ("engine_speed.py", "qwen3.5-4b")])
 def test_without_a_card_the_scripts_say_so(words: tuple[str, ...], tmp_path: Path) -> None:
     if torch.cuda.is_available():
@@ -59,6 +69,16 @@ def test_without_a_card_the_scripts_say_so(words: tuple[str, ...], tmp_path: Pat
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "expected a CUDA device" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("what", ["streams", "steps"])
+def test_without_a_card_no_limits_are_measured(what: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    pytest.importorskip("triton")
+    words = [sys.executable, str(FOLDER / "decode_limits.py"), what]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "expected a CUDA device, found none\n"
 
 
 def test_the_document_of_the_window_kernels_says_what_was_measured() -> None:

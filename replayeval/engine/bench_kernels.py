@@ -159,10 +159,9 @@ def bench_kernels(
     texts = _policies(read_formats)
     with Checker(max(1, min(20, (os.cpu_count() or 2) - 2)), left) as checker:
         say("checking all kernels against float64")
-        small = [b for b in (min(batches), main) if b in batches]
         for name in shapes:
             checker.start(name, conventional, None)
-            for text, of in [(conventional, small), (base, small), *((t, [main]) for t in texts[1:])]:
+            for text, of in [(conventional, batches), (base, batches), *((t, [main]) for t in texts[1:])]:
                 for launch in dict.fromkeys(c for b in of for c in jobs_of(name, text, b)):
                     checker.start(name, text, launch)
         bench = _Bench(speeds=speeds, checker=checker, left=left, say=say, keep=keep)
