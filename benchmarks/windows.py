@@ -41,7 +41,7 @@ from replayssm.replay import StateBank
 from replayssm.token_inputs import ROOM
 from replayssm.triton_tiles import (
     FOLD_WARPS,
-    SERVE_PARTS,
+    HEAD_PARTS,
     STAGES,
     WARPGROUP_ROWS,
     fold_registers,
@@ -231,7 +231,6 @@ def run_time(
                         {
                             "rows": {label: [str(p) for p in policies] for label, policies in rows.items()},
                             "head_parts": head_parts,
-                            "serve_parts": walk_module().SERVE_PARTS,
                             "tokens": TOKENS,
                             "layers": records,
                         },
@@ -311,18 +310,17 @@ def run_compile(names: Sequence[str], products: int) -> int:
         common["RULE"] = list(Recurrence).index(shape.recurrence)
         for label, formats in FORMATS.items():
             whole_head = "nvfp4" in label
-            for parts in range(1, 1 + (min(SERVE_PARTS, whole // WARPGROUP_ROWS) if whole_head and products else 1)):
-                block_v = whole // parts if whole_head else split
-                count = warps(block_v, 128, products)
-                constants = {**common, "BLOCK_V": block_v, "FORMATS": formats, "PARTS": parts}
-                made = compiled(walks.walk_kernel, count, constants, stages=STAGES)
+            rows = whole if whole_head else split
+            for parts in range(1, 1 + (min(HEAD_PARTS, whole // WARPGROUP_ROWS) if whole_head and products else 1)):
+                constants = {**common, "BLOCK_V": rows // parts, "FORMATS": formats, "PARTS": parts}
+                made = compiled(walks.walk_kernel, warps(rows // parts, 128, products), constants, stages=STAGES)
                 print(name, f"walk {label}, programs per head: {parts}", made, flush=True)
-                for several in (False, True):
-                    stochastic = any(f[-1] for f in formats)
-                    limit = serve_registers(count, products, several=several, stochastic=stochastic)
-                    constants["SEVERAL"] = several
-                    made = compiled(walks.serve_kernel, count, constants, stages=STAGES, limit=limit)
-                    print(name, f"serve {label}, programs per head: {parts}, several: {several}", made, flush=True)
+            count, stochastic = warps(rows, 128, products), any(f[-1] for f in formats)
+            for several in (False, True):
+                limit = serve_registers(count, products, several=several, stochastic=stochastic)
+                constants = {**common, "BLOCK_V": rows, "FORMATS": formats, "SEVERAL": several}
+                made = compiled(walks.serve_kernel, count, constants, stages=STAGES, limit=limit)
+                print(name, f"serve {label}, several: {several}", made, flush=True)
     return 0
 
 
@@ -337,7 +335,6 @@ def main() -> int:
     parser.add_argument("--rows", choices=tuple(ROWS), nargs="*", help="sets of rows to time; all, unless --policies")
     parser.add_argument("--policies", type=Policy.parse, nargs="+", default=[], help="to time alone, two rows of each")
     parser.add_argument("--head-parts", type=int, help="programs that share a head in a walk; unless chosen by rule")
-    parser.add_argument("--serve-parts", type=int, default=SERVE_PARTS, help="likewise where read copies are stored")
     parser.add_argument("--unchecked", action="store_true", help="time what was checked before")
     parser.add_argument("--ready", type=Path, help="made when the first kernels are warm")
     parser.add_argument("--wait", type=Path, help="measuring begins when this exists")
@@ -351,7 +348,6 @@ def main() -> int:
 
     names = [arguments.shape] if arguments.shape else tuple(SHAPES)
     if arguments.what == "time":
-        walk_module().SERVE_PARTS = arguments.serve_parts
         labels = arguments.rows if arguments.rows is not None else () if arguments.policies else tuple(ROWS)
         rows = {label: ROWS[label] for label in labels}
         rows |= {f"two rows of {policy}": (policy, policy) for policy in arguments.policies}

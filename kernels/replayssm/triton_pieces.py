@@ -102,7 +102,7 @@ def advance(
 
 @triton.jit
 def place_in_grid(part, head, row, started_ptr, heads, PARTS: tl.constexpr):
-    """The part of a head, head and row (or window) that a program takes.
+    """The part of a head, head and row that a program takes.
 
     Programs of one head that wait for each other take their places in the order in which they start. So at most one
     head of a launch waits for a program that does not run yet, and that is the next to start: every other head gets to
@@ -213,7 +213,6 @@ def serve_kernel(
     vectors_ptr,
     states_ptr,
     copies_ptr,
-    exchange_ptr,
     outputs_ptr,
     rows_ptr,
     windows_ptr,
@@ -231,15 +230,13 @@ def serve_kernel(
     FORMATS: tl.constexpr,
     PRODUCTS: tl.constexpr,
     RULE: tl.constexpr,
-    PARTS: tl.constexpr,
     SEVERAL: tl.constexpr,
 ):
     """Store a read copy and read a window through it, but for a token that flushes; one head, BLOCK_V rows.
 
-    PARTS and `exchange_ptr` are as in `walk_kernel`, with `[windows, heads, PARTS]` numbers. Without SEVERAL no window
-    is more than one piece; a kernel that advances no state needs fewer registers.
+    Without SEVERAL no window is more than one piece; a kernel that advances no state needs fewer registers.
     """
-    part, head, window = place_in_grid(tl.program_id(2), tl.program_id(1), tl.program_id(0), exchange_ptr, heads, PARTS)
+    window, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     window_ptr = windows_ptr + window * WINDOW_FIELDS
     v = part * BLOCK_V + tl.arange(0, BLOCK_V)
     t = tl.arange(0, BLOCK_T)
@@ -261,9 +258,6 @@ def serve_kernel(
             head * d_v + v,
             D_K,
             FORMATS,
-            exchange_ptr + 1 + (window.to(tl.int64) * heads + head) * PARTS,
-            part,
-            PARTS,
         )
         lane = tl.load(window_ptr + 6)
         if lane >= 0:

@@ -14,8 +14,6 @@ WARPGROUP_ROWS = 64
 """Rows of a matrix product that the four warps of a warpgroup take together."""
 HEAD_PARTS = 2
 """Most programs that share a head whose scales depend on all of it; below a warpgroup's rows products cost double."""
-SERVE_PARTS = 1
-"""Likewise for read copies, of which there are always enough."""
 _SERVE_REGISTERS = {4: 168, 8: 128}
 _FOLD_REGISTERS = 128
 _SPLIT_ROWS = 32

@@ -22,7 +22,6 @@ from replayssm.triton_streams import side_by_side
 from replayssm.triton_tables import PIECE_TOKENS, STORES, WRITES, piece_tables, serve_table, words
 from replayssm.triton_tiles import (
     FOLD_WARPS,
-    SERVE_PARTS,
     STAGES,
     STEP_ELEMENTS,
     WARPGROUP_ROWS,
@@ -77,7 +76,6 @@ class _Group:
         single: Whether every window is one token and no row has a read copy: walked token by token.
         parts: Programs that share a head whose scales depend on all of it.
         block_v: Value rows per program of the walk.
-        read_parts: Likewise for read copies.
         read_block_v: Value rows per program that stores and reads read copies.
         several: Whether a window that a read copy serves is several pieces.
     """
@@ -93,7 +91,6 @@ class _Group:
     single: bool
     parts: int
     block_v: int
-    read_parts: int
     read_block_v: int
     several: bool
 
@@ -276,7 +273,6 @@ class TritonWalk:
                 *operands,
                 states,
                 copies,
-                _zeros(len(group.windows) * heads, group.read_parts, device),
                 outputs,
                 group.rows,
                 group.windows,
@@ -290,7 +286,6 @@ class TritonWalk:
                 BLOCK_V=group.read_block_v,
                 FORMATS=group.read_formats,
                 RULE=rule,
-                PARTS=group.read_parts,
                 SEVERAL=group.several,
                 **sizes,
                 num_stages=STAGES,
@@ -404,8 +399,6 @@ class TritonWalk:
         formats, read_formats = (
             [TritonFormat.of(f, heads=heads, d_v=d_v, d_k=d_k) for f in fs] for fs in (order, read_order)
         )
-        read_rows = _block_v(read_formats, d_v, self._products)
-        read_parts = self._parts(read_formats, read_rows, SERVE_PARTS)
         place, piece = np.nonzero(((pieces[..., 1] & STORES) != 0) & (pieces[..., 3] >= 0))
         flags, token, slot = (pieces[place, piece, field] for field in (1, 2, 3))
         lane = np.where((flags & WRITES) != 0, np.array(rows, dtype=np.int64)[place, 1], -1)
@@ -424,8 +417,7 @@ class TritonWalk:
             single=single,
             parts=parts,
             block_v=block_v,
-            read_parts=read_parts,
-            read_block_v=read_rows // read_parts,
+            read_block_v=_block_v(read_formats, d_v, self._products),
             several=bool((windows[:, 2] > 1).any()),
         )
 

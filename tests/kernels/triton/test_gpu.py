@@ -87,7 +87,7 @@ def test_real_shapes_equal_pytorch_on_a_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("window", [16, 40])
 def test_results_do_not_depend_on_how_many_programs_share_a_head(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More programs that wait for each other than run at once, in walks and in stores of read copies; equal bits."""
+    """More programs that wait for each other than run at once, beside rows with read copies; equal bits."""
     walk = importlib.import_module("replayssm.triton_walk")
     texts = ("shared:nvfp4", "shared:nvfp4+sr", "separate:nvfp4/fp32", "separate:nvfp4+sr/nvfp4")
     policies = [Policy.parse(f"{text}@L={window}") for text in texts] * 8
@@ -95,7 +95,6 @@ def test_results_do_not_depend_on_how_many_programs_share_a_head(window: int, mo
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for parts in (1, 2):
         monkeypatch.setattr(walk, "head_parts", lambda *_, parts=parts: parts)
-        monkeypatch.setattr(walk, "SERVE_PARTS", parts)
         bank = StateBank(policies, sequences=[0] * len(policies), seed=SEED, execution=TRITON)
         outputs = bank.advance(LAYER, SHAPES["Qwen3.5-4B"].recurrence, inputs)
         found.append((outputs, bank.checkpoints[LAYER].states))
