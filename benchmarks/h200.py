@@ -1,18 +1,19 @@
 """Everything that is measured on one H200, in one go and within a time limit, raw numbers kept.
 
-    python benchmarks/h200.py --out results --seconds 520
+    python benchmarks/h200.py --out results --seconds 900
 
 runs decode kernels (all batches, windows and read formats, as far as their time goes) and the engine on randomly
-initialised models with the configurations of Qwen3.5-4B and Nemotron-3-Nano-4B at 8K, 32K and 128K tokens. A stage for
-which not enough time is left is recorded as skipped. Every stage writes its own file.
+initialised models with the configurations of Qwen3.5-4B and Nemotron-3-Nano-4B at 8K, 32K and 128K tokens. All of them
+compile and warm up together, then each is timed alone. Every stage writes its own file as it goes.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,63 @@ from replayeval.errors import ConfigError
 
 ENGINE = Path(__file__).with_name("engine_speed.py")
 MODELS = ("qwen3.5-4b", "nemotron-3-nano-4b")
+KERNELS_SHARE = 0.6
+"""Of the time, at most, for decode kernels, where the engine is measured too."""
 
-# Seconds that a stage is expected to take at most, its compilation and loading included.
-KERNELS_SECONDS = 480
-ENGINE_SECONDS = 120
+Say = Callable[[str], None]
 
 
-def engine_stage(name: str, folder: Path, seconds: float) -> Any:
-    """The engine on one model, in a process of its own, whose memory is free again afterwards."""
-    out = folder / f"engine-{name}.json"
-    words = [sys.executable, str(ENGINE), name, "--out", str(out), "--seconds", str(seconds)]
-    subprocess.run(words, check=True, timeout=seconds + 30)
-    return json.loads(out.read_text(encoding="utf-8"))
+class EngineStage:
+    """The engine on one model, in a process of its own: warm when `ready` exists, timed once `start` was called.
+
+    Args:
+        name: The model.
+        out: Directory for its record and its log.
+        signals: Directory for the files by which both processes wait for each other.
+        seconds: Time limit.
+    """
+
+    def __init__(self, name: str, out: Path, signals: Path, seconds: float) -> None:
+        self.name = name
+        self.ready, self._wait = signals / f"{name}.ready", signals / f"{name}.go"
+        words = [sys.executable, str(ENGINE), name, "--out", str(out / f"engine-{name}.json")]
+        words += ["--seconds", str(seconds), "--ready", str(self.ready), "--wait", str(self._wait)]
+        with (out / f"engine-{name}.log").open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended before it was warm."""
+        return self._process.poll() is not None and not self.ready.exists()
+
+    def run(self, seconds: float) -> str:
+        """Let it measure; how that ended."""
+        self._wait.touch()
+        try:
+            code = self._process.wait(timeout=max(1.0, seconds))
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return "cut off: the time is over"
+        return "done" if code == 0 else f"exit {code}, see its log"
+
+    def stop(self) -> None:
+        """End it, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+
+
+def wait_until_warm(stages: Sequence[EngineStage], seconds: float) -> None:
+    """Wait for processes to be warm, or to have failed."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not all(stage.ready.exists() or stage.failed for stage in stages):
+        time.sleep(0.1)
 
 
 def main() -> None:
     """Run the stages that fit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory for the JSON files")
-    parser.add_argument("--seconds", type=float, default=520.0, help="time limit")
+    parser.add_argument("--seconds", type=float, default=900.0, help="time limit")
     parser.add_argument("--only", choices=("kernels", "engine"), help="leave the other stages out")
     arguments = parser.parse_args()
     started = time.monotonic()
@@ -55,42 +94,48 @@ def main() -> None:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:6.1f} s] {text}", flush=True)
 
-    def write(file: str, record: Any) -> None:
-        (arguments.out / f"{file}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    def write(record: Any) -> None:
+        (arguments.out / "kernels.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    def stage(file: str, need: float, run: Callable[[], Any]) -> None:
-        if left() < need:
-            write(file, {"skipped": f"{left():.0f} s left, {need:.0f} needed"})
-            say(f"{file}: skipped")
-            return
-        say(file)
+    with tempfile.TemporaryDirectory() as signals:
+        names = MODELS if arguments.only != "kernels" else ()
+        stages = [EngineStage(name, arguments.out, Path(signals), left()) for name in names]
         try:
-            record = run()
-        except Exception as error:
-            # One broken stage must not cost the others, nor what it has written; the file says what happened.
-            path = arguments.out / f"{file}.json"
-            record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            record["failed"] = f"{type(error).__name__}: {error}"
-            say(f"{file}: {record['failed'][:300]}")
-        write(file, record)
+            if arguments.only != "engine":
+                kernels(left() * (KERNELS_SHARE if stages else 1.0), stages, say, write)
+            else:
+                wait_until_warm(stages, left())
+            for stage in stages:
+                say(f"engine, {stage.name}")
+                say(f"engine, {stage.name}: {stage.run(left())}")
+        finally:
+            for stage in stages:
+                stage.stop()
 
-    if arguments.only != "engine":
+
+def kernels(seconds: float, others: Sequence[EngineStage], say: Say, write: Callable[[Any], None]) -> None:
+    """The decode kernels; what goes wrong there is recorded and must not cost the other stages."""
+    until = time.monotonic() + seconds
+    kept: dict[str, Any] = {}
+
+    def keep(record: Any) -> None:
+        kept.update(record.to_json())
+        write(kept)
+
+    try:
         # Batches in the order of their importance, for the last of them may not fit.
-        stage(
-            "kernels",
-            60,
-            lambda: bench_kernels(
-                batches=(256, 1, 32, 8, 128, 512),
-                seconds=min(left(), KERNELS_SECONDS),
-                say=say,
-                keep=lambda found: write("kernels", found.to_json()),
-            ).to_json(),
+        found = bench_kernels(
+            batches=(256, 1, 32, 8, 128, 512),
+            seconds=seconds,
+            say=say,
+            keep=keep,
+            before_timing=lambda: wait_until_warm(others, 0.5 * (until - time.monotonic())),
         )
-    if arguments.only == "kernels":
-        return
-    for name in MODELS:
-        stage(f"engine-{name}", ENGINE_SECONDS, lambda name=name: engine_stage(name, arguments.out, left()))
-    say("done")
+        keep(found)
+    except Exception as error:
+        kept["failed"] = f"{type(error).__name__}: {error}"
+        write(kept)
+        say(f"kernels: {kept['failed'][:300]}")
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def bench_kernels(
     seconds: float = float("inf"),
     say: Say = lambda _: None,
     keep: Callable[[KernelBench], None] = lambda _: None,
+    before_timing: Callable[[], None] = lambda: None,
 ) -> KernelBench:
     """Time decode kernels.
 
@@ -142,6 +143,7 @@ def bench_kernels(
             then of the last batches.
         say: Told what is running.
         keep: Given what there is after every case, so that an interrupted run leaves what it measured.
+        before_timing: Called once, when everything is checked and before anything is timed; may wait for others.
 
     Raises:
         ConfigError: Without a CUDA device or a peer's package.
@@ -169,6 +171,7 @@ def bench_kernels(
             # Importing FLA takes ten seconds, in which nothing could be timed.
             next(peers(SHAPES[name].recurrence))
         checker.wait()
+        before_timing()
         for name in shapes:
             bench.case(name, main, [base])
         others = [f"shared:fp32@L={w}" for w in windows if w != WINDOW]
