@@ -2,7 +2,7 @@
 
     python benchmarks/engine_tables.py [--check]
 
-The records are those of `engine_speed.py`, and profiles of single layers. With `--check` nothing is written; exits with
+The records are those of `engine_speed.py`, and timings of single layers. With `--check` nothing is written; exits with
 1 where the document says something else than the records.
 """
 
@@ -40,6 +40,7 @@ def speeds(records: Sequence[dict[str, Any]]) -> str:
         for run in record["runs"]:
             for engine in run.get("engine", ()):
                 speed, prefill = engine["row_tokens_per_s"], run.get("prefill")
+                kept = engine["weights_bytes"] + engine["cache_bytes"]
                 rows.append(
                     (
                         f"{record['model']}, {run['tokens']:,}",
@@ -49,6 +50,7 @@ def speeds(records: Sequence[dict[str, Any]]) -> str:
                         "—" if prefill is None else f"{speed / prefill['row_tokens_per_s']:.2f}",
                         "—" if step is None else f"{speed / step:,.0f}",
                         f"{engine['beyond_weights_and_cache_bytes'] / GIGA:.2f}",
+                        "—" if prefill is None else f"{(prefill['peak_bytes'] - kept) / GIGA:.2f}",
                     )
                 )
     head = (
@@ -59,6 +61,7 @@ def speeds(records: Sequence[dict[str, Any]]) -> str:
         "ratio",
         "times the step engine",
         "GB beyond weights and caches",
+        "the same of the prefill",
     )
     return table(head, rows)
 
@@ -82,22 +85,22 @@ def shares(record: dict[str, Any]) -> str:
 
 
 def windows(record: dict[str, Any]) -> str:
-    """One layer and pass, over shapes and rows: the kernels as they were and as they are, and their products."""
-    kept = [r for r in record["records"] if not r["changed"]]
-    columns = [
-        ("products in the walk", "triton:ieee"),
-        ("operands beforehand", "triton:bf16x6"),
-        ("operands beforehand", "triton:bf16"),
+    """One layer and chunk over rows: wall time, and the kernels of each kind."""
+    kinds = tuple(dict.fromkeys(kind for found in record["records"] for kind in found["us"]))
+    head = (
+        f"{record['shape']}, one layer, {record['tokens']:,} tokens",
+        "ms of wall time",
+        *(f"µs: {kind}" for kind in kinds),
+    )
+    rows = [
+        (
+            found["rows"] if found["variant"] is None else f"{found['rows']}; {found['variant']}",
+            f"{found['seconds'] * KILO:.2f}",
+            *(f"{found['us'][kind]:,.0f}" if kind in found["us"] else "—" for kind in kinds),
+        )
+        for found in record["records"]
     ]
-    lines = list(dict.fromkeys((r["shape"], r["rows"]) for r in kept))
-    found = {(r["shape"], r["rows"], r["code"], r["execution"]): r["us"] for r in kept}
-
-    def cell(us: dict[str, float] | None) -> str:
-        return "—" if us is None else f"{us['walk']:,} + {sum(us.values()) - us['walk']:,}"
-
-    head = (f"µs for {record['tokens']:,} tokens: walk + the other kernels", *(f"{e}, {code}" for code, e in columns))
-    rows = [(f"{s}, {r}", *(cell(found.get((s, r, *c))) for c in columns)) for s, r in lines]
-    return table(head, [row for row in rows if set(row[1:]) != {"—"}])
+    return table(head, rows)
 
 
 def tables() -> str:
