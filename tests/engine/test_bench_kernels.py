@@ -190,6 +190,10 @@ def test_a_record_becomes_tables(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, check=True)
     assert "| Qwen3.5-4B, 256 | 100 | 110 | 50.0 | 2.00 | 40.0 | 1.25 | 60.0 |" in done.stdout
     assert "| Qwen3.5-4B, separate:fp8/fp32 | 20.0 | 2.00 | 10.0 | 3.20 | 200 | 2.00 | 50.0 | 2.00 |" in done.stdout
+    figure = tmp_path / "figure.svg"
+    words = [sys.executable, str(script.with_name("kernel_figure.py")), str(path), "--out", str(figure)]
+    subprocess.run(words, check=True)
+    assert figure.read_text().startswith("<?xml")
 
 
 def test_sets_are_large_enough_and_cursors_staggered(tiny: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
