@@ -46,6 +46,9 @@ from replayssm.decode_words import (
 )
 from replayssm.formats.triton_bits import E2M1
 
+# A step size that is no number must not come out as one: minima and maxima leave it out unless told otherwise.
+NAN = tl.constexpr(tl.PropagateNan.ALL)
+
 
 @triton.jit
 def mamba2_rows(
@@ -110,12 +113,13 @@ def mamba2_decode_kernel(
         key_at = key + row * key_row + of_key * key_head
         step = tl.load(dt + row * dt_row + head * dt_head).to(tl.float32) + tl.load(dt_bias + head)
         # softplus; beyond 20 it is the identity to float32. log(1 + e) by its ratio form.
-        grown = tl.exp(tl.minimum(step, 20.0))
+        grown = tl.exp(tl.minimum(step, 20.0, propagate_nan=NAN))
         sum_ = 1.0 + grown
         # Kahan's log1p: the rounding of 1 + e is divided out again.
         soft = tl.where(sum_ == 1.0, grown, tl.log(sum_) * tl.div_rn(grown, tl.where(sum_ == 1.0, 1.0, sum_ - 1.0)))
         step = tl.where(step > 20.0, step, soft)
-        step = tl.minimum(tl.maximum(step, smallest_step), largest_step)
+        step = tl.maximum(step, smallest_step, propagate_nan=NAN)
+        step = tl.minimum(step, largest_step, propagate_nan=NAN)
         now = step * tl.load(decay_rate + head)
         kept = tl.load(skip + head)
         value_at = value + row * value_row + head * value_head
