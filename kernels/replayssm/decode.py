@@ -132,6 +132,9 @@ def prepare_step(
         raise ValueError(
             f"expected contiguous int32 slots of {rows} rows, got {slot_index.dtype} {tuple(slot_index.shape)}"
         )
+    held, counted = slots.copies[0].payload.shape[0], cursors.records.shape[0]
+    if held != counted:
+        raise ValueError(f"expected cursors of as many slots as the layer has, {held}, got {counted}")
     launch = launch or default_launch(slots, rows)
     kernel, arguments = step_arguments(slots, cursors, token, slot_index, out)
     heads = slots.shape.heads
@@ -191,6 +194,12 @@ def _check_launch(slots: DecodeSlots, rows: int, tiles: int, stored: tuple[Store
         if (kernel.whole_head and held < d_v) or rows % kernel.tile_rows:
             need = f"all {d_v} rows" if kernel.whole_head else f"a multiple of {kernel.tile_rows} rows"
             raise ValueError(f"format {copy.format}: a program must hold {need}, which share a scale, got {held}")
+        if kernel.whole_head and tiles > 1 and not stores_again(slots):
+            # A tile beyond the last row would leave the scale of nothing behind.
+            raise ValueError(
+                f"format {copy.format}: a program must hold all {d_v} rows in one tile, for they share a scale, got "
+                f"{tiles} tiles of {rows} rows"
+            )
     if rows < 1 or rows & (rows - 1):
         raise ValueError(f"expected a power of two of rows per program, got {rows}")
     if tiles < 1:

@@ -28,7 +28,8 @@ class DecodeToken:
     """One token of each sequence, as the projections and the convolution of a layer leave it.
 
     Attributes:
-        query: Mamba-2: `C`. Delta rules: raw, or ready if the slots do not normalise.
+        query: Mamba-2: `C`. Delta rules: raw, or ready if the slots do not normalise. Its dtype may be another than
+            that of the keys.
         key: Mamba-2: `B`. Delta rules likewise. In the input dtype of the slots.
         value: Mamba-2: `x`. In the input dtype of the slots.
         log_decay: Delta rules: natural log of the decay per head, or (KDA) per head and key channel.
@@ -80,7 +81,7 @@ def step_arguments(
 ) -> tuple[Any, dict[str, Any]]:
     """The kernel of a layer and everything that it takes but for how the work is cut."""
     kernel, own = _mamba2(slots, token) if slots.shape.recurrence is Recurrence.MAMBA2 else _delta(slots, token)
-    return kernel, own | _common(slots, cursors, slot_index, out)
+    return kernel, own | _common(slots, cursors, slot_index, out, query_dtype=token.query.dtype)
 
 
 def kernel_named(module: str, name: str) -> Any:
@@ -88,7 +89,9 @@ def kernel_named(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out: Tensor) -> dict[str, Any]:
+def _common(
+    slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out: Tensor, *, query_dtype: torch.dtype
+) -> dict[str, Any]:
     shape, window = slots.shape, slots.policy.window_tokens
     main, read = slots.copies[0], slots.copies[-1]
     words = _reads_words(read, shape.d_k)
@@ -102,7 +105,7 @@ def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out:
         **_copy(read, "read_"),
         "read_words": read.payload.view(torch.int32) if words else read.payload,
         "WORDS": words,
-        "FORM": _form(slots, words),
+        "FORM": _form(slots, query_dtype, words=words),
         **_copy(main, ""),
         "out_row": out.stride(0),
         "out_head": out.stride(1),
@@ -121,11 +124,12 @@ def _common(slots: DecodeSlots, cursors: DecodeCursors, slot_index: Tensor, out:
     }
 
 
-def _form(slots: DecodeSlots, words: bool) -> int:
+def _form(slots: DecodeSlots, query_dtype: torch.dtype, *, words: bool) -> int:
     """How the copy that serves outputs is read; see `replayssm.decode_tiles`."""
     kernel, block_k = slots.copies[-1].kernel, block(slots.shape.d_k)
     groups = block_k // kernel.group_keys
-    if words and slots.input_dtype is torch.bfloat16 and slots.shape.recurrence is not Recurrence.KDA:
+    halves = slots.input_dtype is query_dtype is torch.bfloat16
+    if words and halves and slots.shape.recurrence is not Recurrence.KDA:
         codes = 8 if kernel.element is ElementCode.E2M1 else 4
         fits = block_k // codes >= 16 and kernel.group_keys % codes == 0
         per_block = kernel.scale is ScaleCode.E8M0 or (

@@ -94,8 +94,14 @@ def record_products(
     keys = tl.load(keys_at + record[:, None] * DK + place[None, :], mask=inside, other=0.0)
     # Four of each, because tensor cores take no fewer than eight columns.
     of_key = (tl.arange(0, 8) < 4)[:, None]
-    where = tl.where(of_key, (key_at + place * key_step)[None, :], (query_at + place * query_step)[None, :])
-    pairs = tl.trans(fetch(where, tl.broadcast_to((place < DK)[None, :], (8, BK)), BK != DK))
+    key_places, query_places = (key_at + place * key_step)[None, :], (query_at + place * query_step)[None, :]
+    if key_at.dtype == query_at.dtype:
+        where = tl.where(of_key, key_places, query_places)
+        pairs = tl.trans(fetch(where, tl.broadcast_to((place < DK)[None, :], (8, BK)), BK != DK))
+    else:
+        real = (place < DK)[None, :]
+        one, other = fetch(key_places, real, BK != DK), fetch(query_places, real, BK != DK)
+        pairs = tl.trans(tl.where(of_key, one.to(tl.float32), other.to(tl.float32)))
     total = plain_product(keys, pairs, INTERPRETED)
     with_key, with_query = tl.split(tl.sum(tl.reshape(total, (LP, 2, 4)), axis=2))
     return with_key * 0.25, with_query * 0.25

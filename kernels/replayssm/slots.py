@@ -163,7 +163,8 @@ class DecodeSlots:
         device: Where everything lies.
 
     Raises:
-        ValueError: When the policy's formats cannot be stored by the kernels, or constants are missing or superfluous.
+        ValueError: When the policy's formats cannot be stored by the kernels, constants are missing, superfluous or no
+            float32 numbers per head, or the kernels do not take the dtype.
     """
 
     def __init__(
@@ -184,6 +185,15 @@ class DecodeSlots:
             raise ValueError(
                 f"a {shape.recurrence} layer takes {'its' if mamba else 'no'} Mamba2Constants, got {constants}"
             )
+        if input_dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"expected keys and values in float32, bfloat16 or float16, got {input_dtype}")
+        for name in ("decay_rate", "dt_bias", "skip") if constants is not None else ():
+            given: Tensor = getattr(constants, name)
+            if given.dtype is not torch.float32 or given.shape != (shape.heads,) or not given.is_contiguous():
+                raise ValueError(
+                    f"expected contiguous float32 `{name}` of {shape.heads} heads, got {given.dtype} "
+                    f"{tuple(given.shape)} with strides {given.stride()}"
+                )
         self.shape = shape
         self.policy = policy
         self.input_dtype = input_dtype
@@ -224,8 +234,14 @@ class DecodeSlots:
             state: float32 working states.
             cursors: Those of these slots; `tokens` must count the tokens of the prompts already.
 
+        Raises:
+            ValueError: The states have another shape than those of the layer.
+
         Rounding: once, in each copy.
         """
+        wanted = (len(slot_index), *self.shape.state)
+        if tuple(state.shape) != wanted:
+            raise ValueError(f"expected states [rows, heads, d_v, d_k] of shape {wanted}, got {tuple(state.shape)}")
         cursors.records[slot_index] = 0
         for number, copy in enumerate(self.copies):
             bits = None

@@ -30,6 +30,7 @@ class Case:
     d_k: int = 16
     d_v: int = 5
     dtype: torch.dtype = torch.float32
+    query_dtype: torch.dtype | None = None
     steps: tuple[tuple[int, ...], ...] = ((2, -1), (0, 2), (-1, 2), (2, 0), (0, 2), (2, 0))
     launch: Launch | None = None
     normalise: bool = True
@@ -95,7 +96,8 @@ def token(case: Case, step: int, generator: torch.Generator) -> DecodeToken:
         vectors["key"] = torch.zeros(rows, case.key_heads, case.d_k)
         vectors["key"][..., step % case.d_k] = 1.0
         vectors["value"] = vectors["value"].mul(4).round()
-    vectors = {k: v if v.dtype is case.dtype else v.to(case.dtype) for k, v in vectors.items()}
+    dtypes = {"query": case.query_dtype or case.dtype}
+    vectors = {k: v.to(dtypes.get(k, case.dtype)) for k, v in vectors.items()}
     if case.recurrence == "mamba2":
         return DecodeToken(**vectors, dt=torch.randn(rows, case.heads, generator=generator))
     decay = -torch.rand(rows, case.heads, *channels, generator=generator) * 2

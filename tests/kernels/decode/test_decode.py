@@ -12,7 +12,7 @@ from replayssm.decode_arguments import MATRIX
 from replayssm.formats import pack
 from replayssm.policy import Policy
 from replayssm.records import Recurrence
-from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape
+from replayssm.slots import DecodeCursors, DecodeSlots, LayerShape, Mamba2Constants
 from tests.kernels.decode.support import SLOTS, Case, Fault, layer, run, stored_bytes, token
 
 pytest.importorskip("triton")
@@ -93,6 +93,25 @@ def test_codes_meet_bfloat16_vectors_as_matrices(recurrence: str, read: str) -> 
     outcome = run(case)
     assert outcome.output_error <= 1
     assert outcome.state_error <= STATE_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "policy"),
+    [("gdn", "shared:fp32@L=3"), ("gdn", "separate:nvfp4/fp32@L=3"), ("mamba2", "separate:fp8/fp32@L=3")],
+)
+def test_queries_may_have_another_dtype_than_keys(recurrence: str, policy: str) -> None:
+    """A layer that normalises its queries itself hands them over in float32, beside bfloat16 keys."""
+    case = Case(
+        recurrence=recurrence,
+        policy=policy,
+        dtype=torch.bfloat16,
+        query_dtype=torch.float32,
+        d_k=128,
+        normalise=False,
+        steps=((2, 1), (2, -1), (1, 2)),
+    )
+    outcome = run(case)
+    assert outcome.output_error <= 1
 
 
 EXACT = [
@@ -251,6 +270,8 @@ def test_launches_and_inputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="all 40 rows, which share a scale, got 32"):
         launch = Launch(rows=32, warps=1, tiles=2, flush_rows=16, flush_tiles=2)
         decode_step(again, cursors, one, index, out=out, launch=launch)
+    with pytest.raises(ValueError, match="all 40 rows in one tile, for they share a scale, got 2 tiles of 64 rows"):
+        decode_step(slots, cursors, one, index, out=out, launch=Launch(rows=64, warps=4, tiles=2))
     with pytest.raises(ValueError, match="int32 slots of 2 rows"):
         decode_step(slots, cursors, one, index.long(), out=out)
     with pytest.raises(ValueError, match="`beta`"):
@@ -262,8 +283,23 @@ def test_launches_and_inputs_that_do_not_fit_are_refused() -> None:
         decode_step(plain, cursors, one, index, out=out, launch=Launch(rows=3, warps=1))
     with pytest.raises(ValueError, match="error-feedback"):
         on_meta(replace(case, policy="shared:int8[ef=int8]@L=4"), 2)
+    with pytest.raises(ValueError, match="cursors of as many slots as the layer has, 4, got 3"):
+        decode_step(slots, DecodeCursors(slots=3, device="meta"), one, index, out=out)
+    with pytest.raises(ValueError, match=r"of shape \(2, 2, 40, 32\), got \(2, 2, 32, 40\)"):
+        slots.admit(torch.tensor([0, 1]), torch.zeros(2, *slots.shape.state).mT, cursors)
+    with pytest.raises(ValueError, match="float32, bfloat16 or float16, got torch.float64"):
+        DecodeSlots(slots.shape, slots.policy, slots=SLOTS, input_dtype=torch.float64)
     with pytest.raises(ValueError, match="Mamba2Constants"):
         on_meta(Case(recurrence="mamba2", policy="shared:fp32@L=4"), 2)
+
+
+@pytest.mark.usefixtures("unchecked_annotations")
+@pytest.mark.parametrize("rate", [torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(4)[::2]])
+def test_constants_that_the_kernels_would_misread_are_refused(rate: Tensor) -> None:
+    shape = LayerShape(recurrence=Recurrence.MAMBA2, key_heads=1, heads=2, d_k=16, d_v=16)
+    constants = Mamba2Constants(decay_rate=rate, dt_bias=torch.zeros(2), skip=torch.zeros(2))
+    with pytest.raises(ValueError, match="contiguous float32 `decay_rate` of 2 heads"):
+        DecodeSlots(shape, Policy.parse("shared:fp32"), slots=SLOTS, constants=constants)
 
 
 @pytest.mark.usefixtures("unchecked_annotations")
