@@ -97,7 +97,8 @@ def steps(name: str, text: str) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     sets = LayerSets(shape, policy, 256, generator, stored_bytes=state_bytes(shape, policy)[1])
     step = sets.prepare(None)[0]
-    for cursor in (policy.window_tokens // 2, policy.window_tokens - 1):
+    last = policy.window_tokens - 1
+    for cursor in (max(0, min(policy.window_tokens // 2, last - 1)), last):
         sets.place([cursor])
         step.run()
         torch.cuda.synchronize()
