@@ -182,3 +182,25 @@ def store_tile(
             kept, words, payload_ptr, scale_ptr, head_scale_ptr, head_bits, divisor, rows, mask, DK, ELEMENT, SCALE,
             TILE_ROWS, GROUP_KEYS, STOCHASTIC,
         )  # fmt: skip
+
+
+@triton.jit
+def store_again(
+    states_at, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, first_row, largest,
+    BV: tl.constexpr, TILES: tl.constexpr, MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
+    ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """Store the read copy of a head from the float32 copy that this program has just stored, tile by tile.
+
+    Its scale, from the bits `largest`, was not known before all of the head was.
+    """
+    tl.debug_barrier()
+    for t in tl.range(0, TILES, num_stages=1):
+        rows = first_row + t * BV + tl.arange(0, BV)
+        there = rows < DV
+        state = tile_chunks(states_at, rows, there, MASKED, DK, BK)
+        store_tile(
+            state, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, rows, there, 1,
+            MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP_KEYS, STOCHASTIC, largest,
+        )  # fmt: skip

@@ -23,7 +23,8 @@ SHAPES: dict[str, LayerShape] = {
 """One SSM layer of each model (ReplaySSM, Table 5; Kimi Linear from its configuration)."""
 
 CACHE_BYTES = 512 * 2**20
-"""States of this size together do not stay in the cache of any card from one round to the next."""
+"""States of this size together do not stay in the cache of any card from one round to the next; `LayerSets` makes at
+most 64 layers, which small batches of 4-bit states do not reach it with."""
 
 
 class Clock(Protocol):

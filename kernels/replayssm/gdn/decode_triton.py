@@ -38,6 +38,7 @@ from replayssm.decode_tiles import (
     largest_of_tile,
     load_tile,
     read_tile,
+    store_again,
     store_tile,
 )
 from replayssm.decode_words import matrix_products
@@ -294,17 +295,8 @@ def delta_decode_kernel(
                             head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
                         )  # fmt: skip
                     if AGAIN:
-                        # The scale of a head is known once all of it is, which lies in memory by now.
-                        tl.debug_barrier()
-                        for t in tl.range(0, TILES, num_stages=1):
-                            rows = (split * TILES + t) * BV + lanes
-                            there = rows < DV
-                            after = load_tile(
-                                main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
-                                SCALE, TILE_ROWS, GROUP,
-                            )  # fmt: skip
-                            store_tile(
-                                after, philox, tl.load(sequences + slot), tl.load(tokens + slot), read_at,
-                                read_scales_at, of_head, read_divisor, head, rows, there, 1, MASKED, DV, DK, BK,
-                                READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC, largest,
-                            )  # fmt: skip
+                        store_again(
+                            main_at, philox, tl.load(sequences + slot), tl.load(tokens + slot), read_at, read_scales_at,
+                            of_head, read_divisor, head, split * (TILES * BV), largest, BV, TILES, MASKED, DV, DK, BK,
+                            READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP, READ_STOCHASTIC,
+                        )  # fmt: skip
