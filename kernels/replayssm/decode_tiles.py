@@ -20,7 +20,8 @@ import triton.language as tl
 from replayssm.decode_chunks import chunk_product, decoded, fetch, tile_chunks, to_chunks, to_flat
 from replayssm.decode_words import scaled, stored_factor, word_product
 from replayssm.formats.triton_bits import FP32, decode, magnitude_bits, philox_bits
-from replayssm.formats.triton_ops import SCALE_NONE, load_state, store_state
+from replayssm.formats.triton_ops import load_state, store_state
+from replayssm.formats.triton_payload import SCALE_NONE
 
 WIDE = tl.constexpr(0)
 FLAT = tl.constexpr(1)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from replayssm.decode_chunks import fetch
 from replayssm.formats.triton_bits import E2M1, E4M3, decode, decode_power_of_two
-from replayssm.formats.triton_ops import SCALE_E4M3, SCALE_E8M0
+from replayssm.formats.triton_payload import SCALE_E4M3, SCALE_E8M0
 
 # Two words in, the bfloat16 of code n of both in register n: sign and code move to their places in both halves at once,
 # which leaves the value off by a power of two, and a product puts that right.

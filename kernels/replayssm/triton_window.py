@@ -29,7 +29,8 @@ import triton
 import triton.language as tl
 
 from replayssm.formats.triton_bits import magnitude_bits, philox_bits
-from replayssm.formats.triton_ops import SCALE_E4M3, SCALE_NONE, group_largest, store_and_load_tile
+from replayssm.formats.triton_ops import group_largest, store_and_load_tile
+from replayssm.formats.triton_payload import SCALE_E4M3, SCALE_NONE
 
 ROW_FIELDS = tl.constexpr(8)
 PIECE_FIELDS = tl.constexpr(4)

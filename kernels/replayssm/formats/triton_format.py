@@ -23,7 +23,7 @@ class ElementCode(IntEnum):
 
 
 class ScaleCode(IntEnum):
-    """Scale types, numbered as in `triton_ops`."""
+    """Scale types, numbered as in `triton_payload`."""
 
     NONE = 0
     FP32 = 1
@@ -54,7 +54,7 @@ SCALE_DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TritonFormat:
-    """A format for one shape of state, as arguments of the device functions in `triton_ops`.
+    """A format for one shape of state, as arguments of the device functions in `triton_payload` and `triton_ops`.
 
     Attributes:
         element: `ELEMENT`.

@@ -16,7 +16,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from replayssm.formats.triton_ops import quotients, reciprocal
+from replayssm.formats.triton_payload import quotients, reciprocal
 from replayssm.launch import launch
 
 Floats = NDArray[np.float32]
