@@ -88,8 +88,8 @@ class PreparedStep:
             self._launch()
             self.flush.run()
         else:
-            main = torch.cuda.current_stream()
-            side = _side_stream(main.device)
+            device = self.arguments["out"].device
+            main, side = torch.cuda.current_stream(device), _side_stream(device)
             side.wait_stream(main)
             with torch.cuda.stream(side):
                 self.flush.run()
