@@ -179,6 +179,20 @@ def due_rows(slot_index, cursors, rows, WINDOW: tl.constexpr, ROWS: tl.constexpr
 
 
 @triton.jit
+def work_item(
+    item, first_item, slot_index, place, HEADS: tl.constexpr, SPLITS: tl.constexpr, STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Which part of which head of which row, and its slot; `place` is that of `due_rows`, of flushes only."""
+    # The interpreter counts in Python's integers, which are no tensors.
+    number = item + first_item * 0
+    row = (number // (SPLITS * HEADS)).to(tl.int64)
+    if STEPS == FLUSHES_ONLY:
+        row = tl.sum(tl.where(place == row + 1, tl.arange(0, ROWS), 0), axis=0).to(tl.int64)
+    return number % SPLITS, (number // SPLITS) % HEADS, row, tl.load(slot_index + row).to(tl.int64)
+
+
+@triton.jit
 def advance_cursors_kernel(slot_index, cursors, tokens, count, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
     """Count the token that all layers have just read: one more record, or none after a flush."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

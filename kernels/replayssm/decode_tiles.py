@@ -186,6 +186,31 @@ def store_tile(
 
 
 @triton.jit
+def store_copies(
+    state, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, read_payload_ptr, read_scale_ptr,
+    read_head_scale_ptr, read_divisor, head, rows, mask, largest, SEPARATE: tl.constexpr, AGAIN: tl.constexpr,
+    MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, ELEMENT: tl.constexpr,
+    SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP_KEYS: tl.constexpr, STOCHASTIC: tl.constexpr,
+    READ_ELEMENT: tl.constexpr, READ_SCALE: tl.constexpr, READ_TILE_ROWS: tl.constexpr, READ_GROUP_KEYS: tl.constexpr,
+    READ_STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """Store a tile in both copies, or leave the read copy to `store_again`: returns the bits of the largest so far."""
+    if AGAIN:
+        largest = tl.maximum(largest, largest_of_tile(state, mask, DK, BK))
+    elif SEPARATE:
+        store_tile(
+            state, philox, sequence, token, read_payload_ptr, read_scale_ptr, read_head_scale_ptr, read_divisor, head,
+            rows, mask, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP_KEYS,
+            READ_STOCHASTIC,
+        )  # fmt: skip
+    store_tile(
+        state, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, rows, mask, 0, MASKED,
+        DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP_KEYS, STOCHASTIC,
+    )  # fmt: skip
+    return largest
+
+
+@triton.jit
 def store_again(
     states_at, philox, sequence, token, payload_ptr, scale_ptr, head_scale_ptr, divisor, head, first_row, largest,
     BV: tl.constexpr, TILES: tl.constexpr, MASKED: tl.constexpr, DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,

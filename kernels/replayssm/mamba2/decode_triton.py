@@ -30,16 +30,16 @@ from replayssm.decode_records import (
     record_products,
     record_rows,
     window_gain,
+    work_item,
 )
 from replayssm.decode_tiles import (
     MATRIX,
     WIDE,
     fetch_tile,
-    largest_of_tile,
     load_tile,
     read_tile,
     store_again,
-    store_tile,
+    store_copies,
 )
 from replayssm.decode_words import (
     matrix_products,
@@ -96,18 +96,12 @@ def mamba2_decode_kernel(
     FLUSHES: tl.constexpr = STEPS != READS_ONLY
     first_item = tl.program_id(0)
     items = first_item + 1
+    place = first_item
     if STEPS == FLUSHES_ONLY:
         due, place = due_rows(slot_index, cursors, count_rows, WINDOW, ROWS)
         items = due * (HEADS * SPLITS)
     for item in tl.range(first_item, items, tl.num_programs(0), num_stages=1):
-        # The interpreter counts in Python's integers, which are no tensors.
-        number = item + first_item * 0
-        split = number % SPLITS
-        head = (number // SPLITS) % HEADS
-        row = (number // (SPLITS * HEADS)).to(tl.int64)
-        if STEPS == FLUSHES_ONLY:
-            row = tl.sum(tl.where(place == row + 1, tl.arange(0, ROWS), 0), axis=0).to(tl.int64)
-        slot = tl.load(slot_index + row).to(tl.int64)
+        split, head, row, slot = work_item(item, first_item, slot_index, place, HEADS, SPLITS, STEPS, ROWS)
         # Everything that does not depend on the slot sets out beside it.
         of_key = head // (HEADS // KEY_HEADS)
         query_at = query + row * query_row + of_key * query_head
@@ -237,19 +231,12 @@ def mamba2_decode_kernel(
                         after = written(state, x * step, new_key, BK)
                         y = chunk_product(after, new_query, BK) + kept * x
                         tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
-                        token = tl.load(tokens + slot)
-                        sequence = tl.load(sequences + slot)
-                        if AGAIN:
-                            largest = tl.maximum(largest, largest_of_tile(after, there, DK, BK))
-                        elif SEPARATE:
-                            store_tile(
-                                after, philox, sequence, token, read_at, read_scales_at, of_head, read_divisor, head,
-                                rows, there, 1, MASKED, DV, DK, BK, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS,
-                                READ_GROUP, READ_STOCHASTIC,
-                            )  # fmt: skip
-                        store_tile(
-                            after, philox, sequence, token, main_at, scales + at * SCALES, head_scales + at, divisor,
-                            head, rows, there, 0, MASKED, DV, DK, BK, ELEMENT, SCALE, TILE_ROWS, GROUP, STOCHASTIC,
+                        largest = store_copies(
+                            after, philox, tl.load(sequences + slot), tl.load(tokens + slot), main_at,
+                            scales + at * SCALES, head_scales + at, divisor, read_at, read_scales_at, of_head,
+                            read_divisor, head, rows, there, largest, SEPARATE, AGAIN, MASKED, DV, DK, BK, ELEMENT,
+                            SCALE, TILE_ROWS, GROUP, STOCHASTIC, READ_ELEMENT, READ_SCALE, READ_TILE_ROWS, READ_GROUP,
+                            READ_STOCHASTIC,
                         )  # fmt: skip
                     if AGAIN:
                         store_again(
