@@ -110,13 +110,14 @@ class Checkpoint:
         heads, d_v, _ = inputs.state_shape
         spare = tokens.rows * tokens.time
         outputs = inputs.value.new_zeros(spare + 1, heads, d_v)
-        if self._triton is not None:
+        if self._triton is None:
+            for slab in schedule.slabs:
+                index = torch.as_tensor(slab.index, device=outputs.device)
+                read = self._walk(tokens.take(index, padded=slab.padded), slab, observer)
+                target = index.masked_fill(index < 0, spare) if slab.padded else index
+                outputs.index_copy_(0, target.reshape(-1), read.movedim(-1, 2).reshape(-1, heads, d_v))
+        elif schedule.slabs:
             self._launch(self._triton, tokens, schedule.slabs, outputs, observer)
-        for slab in schedule.slabs if self._triton is None else ():
-            index = torch.as_tensor(slab.index, device=outputs.device)
-            read = self._walk(tokens.take(index, padded=slab.padded), slab, observer)
-            target = index.masked_fill(index < 0, spare) if slab.padded else index
-            outputs.index_copy_(0, target.reshape(-1), read.movedim(-1, 2).reshape(-1, heads, d_v))
         self.cursors = schedule.after
         places = schedule.buffer
         if 0 < places.shape[1] < inputs.room:
@@ -141,7 +142,7 @@ class Checkpoint:
         parts = [slabs]
         if observer is not None:
             parts = [[one_step(slab, step)] for slab in slabs for step in range(len(slab.index))]
-        for part in parts if slabs else ():
+        for part in parts:
             triton.walk(
                 self._states,
                 self._lanes,

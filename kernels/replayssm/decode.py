@@ -217,7 +217,7 @@ def _flush_programs(device: torch.device, warps: int, registers: int) -> int:
 
 
 def _flushing(launch: Launch) -> Launch:
-    """The cut of the launch that follows for flushes."""
+    """The cut of the launch beside it for flushes."""
     return Launch(
         rows=launch.flush_rows or launch.rows,
         warps=launch.flush_warps,

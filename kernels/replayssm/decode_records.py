@@ -10,7 +10,6 @@ import triton.language as tl
 
 from replayssm.decode_chunks import fetch, to_chunks
 
-ALL_STEPS = tl.constexpr(0)
 READS_ONLY = tl.constexpr(1)
 FLUSHES_ONLY = tl.constexpr(2)
 
@@ -71,15 +70,6 @@ def window_gain(
 
 
 @triton.jit
-def plain_product(left, right, INTERPRETED: tl.constexpr):
-    """The product of two matrices of inputs: of bfloat16 on tensor cores, exactly but for float32 sums."""
-    if INTERPRETED or left.dtype != tl.bfloat16 or right.dtype != tl.bfloat16:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(left, right)
-
-
-@triton.jit
 def record_products(
     keys_at, key_at, key_step, query_at, query_step, held, LP: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -102,7 +92,10 @@ def record_products(
         real = (place < DK)[None, :]
         one, other = fetch(key_places, real, BK != DK), fetch(query_places, real, BK != DK)
         pairs = tl.trans(tl.where(of_key, one.to(tl.float32), other.to(tl.float32)))
-    total = plain_product(keys, pairs, INTERPRETED)
+    if INTERPRETED or keys.dtype != tl.bfloat16 or pairs.dtype != tl.bfloat16:
+        total = tl.dot(keys.to(tl.float32), pairs.to(tl.float32), input_precision="ieee")
+    else:
+        total = tl.dot(keys, pairs)
     with_key, with_query = tl.split(tl.sum(tl.reshape(total, (LP, 2, 4)), axis=2))
     return with_key * 0.25, with_query * 0.25
 
@@ -143,14 +136,13 @@ def exact_product(rows, columns, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def fold_records(before, gain, weighted, keys, BK: tl.constexpr, CHANNELS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """A stored tile in chunks after all decays and the writes `[records, rows]` of a window along the records' keys."""
+def fold_records(state, weighted, keys, BK: tl.constexpr, INTERPRETED: tl.constexpr):
+    """A decayed tile in chunks after the writes `[records, rows]` of a window along the records' keys."""
     rows = tl.trans(weighted)
-    state = ()
+    folded = ()
     for c in tl.static_range(BK // (32 if BK >= 32 else BK)):
-        kept = before[c] * (gain[c][None, :] if CHANNELS else gain)
-        state = state + (kept + exact_product(rows, keys[c], INTERPRETED),)
-    return state
+        folded = folded + (state[c] + exact_product(rows, keys[c], INTERPRETED),)
+    return folded
 
 
 @triton.jit

@@ -48,6 +48,7 @@ from replayssm.gdn.decode_window import (
     delta_overlaps,
     delta_vectors,
     delta_write,
+    load_solution,
     record_weights,
     replay_window,
     replayed_writes,
@@ -233,15 +234,9 @@ def delta_decode_kernel(
                         weight = record_weights(norms_at, decays_at, now, count, count, LP, CHANNELS, NORMALISE)
                         keys = record_chunks(keys_at, decays_at, now, record, count, DK, BK, CHANNELS)
                         if SEPARATE:
-                            past = record < count
-                            square = past[:, None] & past[None, :]
-                            solution = tl.load(
-                                solution_at + record[:, None] + record[None, :] * WINDOW, mask=square, other=0.0
+                            solution, strengths, factor = load_solution(
+                                solution_at, betas_at, norms_at, decays_at, count, WINDOW, LP, NORMALISE
                             )
-                            strengths = tl.load(betas_at + record, mask=past, other=0.0)
-                            factor = tl.exp(tl.cumsum(tl.load(decays_at + record, mask=past, other=0.0), axis=0))
-                            if NORMALISE:
-                                factor = factor * tl.load(norms_at + record, mask=past, other=0.0)
                     largest = 0
                     for t in tl.range(0, TILES, num_stages=STAGES):
                         rows = (split * TILES + t) * BV + lanes
@@ -250,28 +245,28 @@ def delta_decode_kernel(
                             main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
                             SCALE, TILE_ROWS, GROUP,
                         )  # fmt: skip
-                        x = fetch(value_at + rows * value_step, there, MASKED).to(tl.float32)
                         # An error of a separate read copy is in the writes on record, so they are computed anew.
                         if FOLDS:
-                            if SEPARATE:
-                                u = replayed_writes(
-                                    state, keys, solution, factor, strengths, values_at, rows, there, count, DV, LP, BK,
-                                    INTERPRETED,
-                                )  # fmt: skip
-                            else:
-                                where = writes_at + record[:, None] * DV + rows[None, :]
-                                u = tl.load(where, mask=(record < count)[:, None] & there[None, :], other=0.0)
-                            state = fold_records(state, passed, u * weight[:, None], keys, BK, CHANNELS, INTERPRETED)
-                        elif WINDOW > 1:
-                            state = replay_window(
-                                state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV, DK,
-                                BK, CHANNELS, NORMALISE,
+                            raw_value, u = record_rows(
+                                value_at, value_step, values_at if SEPARATE else writes_at, rows, count, count, DV, LP,
+                                MASKED, False,
                             )  # fmt: skip
-                            state = decayed_chunks(state, exponentials(now, BK), BK, CHANNELS)
-                        else:
+                            if SEPARATE:
+                                u = replayed_writes(state, keys, solution, factor, strengths, u, BK, INTERPRETED)
                             state = decayed_chunks(state, passed, BK, CHANNELS)
+                            state = fold_records(state, u * weight[:, None], keys, BK, INTERPRETED)
+                        else:
+                            raw_value = fetch(value_at + rows * value_step, there, MASKED)
+                            if WINDOW > 1:
+                                state = replay_window(
+                                    state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW, DV,
+                                    DK, BK, NORMALISE,
+                                )  # fmt: skip
+                                state = decayed_chunks(state, exponentials(now, BK), BK, CHANNELS)
+                            else:
+                                state = decayed_chunks(state, passed, BK, CHANNELS)
                         new_key = scaled_chunks(chunks(key_at, key_step, DK, BK), k_norm, BK)
-                        after = delta_write(state, x, strength, new_key, BK)
+                        after = delta_write(state, raw_value.to(tl.float32), strength, new_key, BK)
                         y = chunk_product(after, chunks(query_at, query_step, DK, BK), BK) * q_norm
                         tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
                         largest = store_copies(

@@ -47,9 +47,9 @@ def masked_chunks(pointer, inside, DK: tl.constexpr, BK: tl.constexpr):
 @triton.jit
 def replay_window(
     state, keys_at, norms_at, decays_at, values_at, betas_at, rows, there, WINDOW: tl.constexpr,
-    DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
+    DV: tl.constexpr, DK: tl.constexpr, BK: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
-    """The state after all records of a full window, their writes computed anew from this state."""
+    """The state after all records of a full window, their writes computed anew from this state; decays per channel."""
     for group in tl.range(0, (WINDOW + UNROLL - 2) // UNROLL):
         loaded = ()
         for n in tl.static_range(UNROLL):
@@ -61,16 +61,12 @@ def replay_window(
                 norm = tl.load(norms_at + j, mask=inside, other=0.0)
             value = tl.load(values_at + j * DV + rows, mask=there & inside, other=0.0)
             key = masked_chunks(keys_at + j * DK, inside, DK, BK)
-            decay = (
-                masked_chunks(decays_at + j * DK, inside, DK, BK)
-                if CHANNELS
-                else tl.load(decays_at + j, mask=inside, other=0.0)
-            )
+            decay = masked_chunks(decays_at + j * DK, inside, DK, BK)
             strength = tl.load(betas_at + j, mask=inside, other=0.0)
             loaded = loaded + ((norm, value, key, decay, strength),)
         for n in tl.static_range(UNROLL):
             norm, value, key, decay, strength = loaded[n]
-            kept = decayed_chunks(state, exponentials(decay, BK) if CHANNELS else tl.exp(decay), BK, CHANNELS)
+            kept = decayed_chunks(state, exponentials(decay, BK), BK, True)
             state = delta_write(kept, value.to(tl.float32), strength, scaled_chunks(key, norm, BK), BK)
     return state
 
@@ -104,18 +100,30 @@ def append_solution(solution_at, overlap, strength, count, WINDOW: tl.constexpr,
 
 
 @triton.jit
+def load_solution(
+    solution_at, betas_at, norms_at, decays_at, count, WINDOW: tl.constexpr, LP: tl.constexpr, NORMALISE: tl.constexpr
+):  # fmt: skip
+    """`R` transposed, the strength of each record, and what its `S k` is multiplied with."""
+    record = tl.arange(0, LP)
+    past = record < count
+    square = past[:, None] & past[None, :]
+    solution = tl.load(solution_at + record[:, None] + record[None, :] * WINDOW, mask=square, other=0.0)
+    strengths = tl.load(betas_at + record, mask=past, other=0.0)
+    factor = tl.exp(tl.cumsum(tl.load(decays_at + record, mask=past, other=0.0), axis=0))
+    if NORMALISE:
+        factor = factor * tl.load(norms_at + record, mask=past, other=0.0)
+    return solution, strengths, factor
+
+
+@triton.jit
 def replayed_writes(
-    state, keys, solution, factor, beta, values_at, rows, there, count, DV: tl.constexpr, LP: tl.constexpr,
-    BK: tl.constexpr, INTERPRETED: tl.constexpr,
+    state, keys, solution, factor, beta, values, BK: tl.constexpr, INTERPRETED: tl.constexpr
 ):  # fmt: skip
     """The writes `[records, rows]` of a window, computed anew from the state that carries the recurrence."""
-    record = tl.arange(0, LP)
-    where = values_at + record[:, None] * DV + rows[None, :]
-    values = tl.load(where, mask=(record < count)[:, None] & there[None, :], other=0.0).to(tl.float32)
     recalled = exact_product(state[0], tl.trans(keys[0]), INTERPRETED)
     for c in tl.static_range(1, BK // (32 if BK >= 32 else BK)):
         recalled += exact_product(state[c], tl.trans(keys[c]), INTERPRETED)
-    wanted = beta[None, :] * (tl.trans(values) - factor[None, :] * recalled)
+    wanted = beta[None, :] * (tl.trans(values.to(tl.float32)) - factor[None, :] * recalled)
     return tl.trans(tl.dot(wanted, solution, input_precision="ieee"))
 
 

@@ -145,7 +145,6 @@ def mamba2_decode_kernel(
             values_at = value_records + at * (WINDOW * DV)
             record = tl.arange(0, LP)
             gain = window_gain(decays_at, now, count, held, LP, WINDOW, DK, BK, False)
-            weight = tl.full((LP,), 0.0, tl.float32)
             if WINDOW > 1:
                 weight = tl.exp(later_decays(decays_at, now, count, held, LP))
                 weight = weight * tl.load(steps_at + record, mask=record < held, other=0.0)
@@ -220,14 +219,16 @@ def mamba2_decode_kernel(
                             main_at, scales + at * SCALES, head_scales + at, rows, there, MASKED, DK, BK, ELEMENT,
                             SCALE, TILE_ROWS, GROUP,
                         )  # fmt: skip
-                        x = fetch(value_at + rows * value_step, there, MASKED).to(tl.float32)
                         if WINDOW > 1:
-                            where = values_at + record[:, None] * DV + rows[None, :]
-                            u = tl.load(where, mask=(record < count)[:, None] & there[None, :], other=0.0)
-                            weighted = u.to(tl.float32) * weight[:, None]
-                            state = fold_records(state, gain, weighted, keys, BK, False, INTERPRETED)
+                            raw_value, past = record_rows(
+                                value_at, value_step, values_at, rows, count, count, DV, LP, MASKED, False
+                            )
                         else:
-                            state = decayed_chunks(state, gain, BK, False)
+                            raw_value = fetch(value_at + rows * value_step, there, MASKED)
+                        state = decayed_chunks(state, gain, BK, False)
+                        if WINDOW > 1:
+                            state = fold_records(state, past.to(tl.float32) * weight[:, None], keys, BK, INTERPRETED)
+                        x = raw_value.to(tl.float32)
                         after = written(state, x * step, new_key, BK)
                         y = chunk_product(after, new_query, BK) + kept * x
                         tl.store(out_at + rows * out_step, y.to(out.dtype.element_ty), mask=there)
