@@ -15,6 +15,7 @@ from replayeval.engine.memory import peak_memory_bytes
 from replayeval.engine.scoring import Scorer, TokenScores, score_tokens
 from replayeval.engine.streaming import check_streaming, score_streaming
 from replayeval.errors import ConfigError, NumericsError
+from replayeval.models.attention import causal_attention
 from replayeval.models.head import OutputHead
 from replayeval.models.hook import hooked
 from replayeval.store.scores import DocumentScores
@@ -172,7 +173,8 @@ def forced_hidden_states(
         banks.append(bank)
     cache = head.new_cache(len(rows))
     guard = _Guard(bank)
-    with torch.inference_mode(), hooked(head.model, guard) as report:
+    attention = causal_attention(head.config, head.input_device)
+    with torch.inference_mode(), attention, hooked(head.model, guard) as report:
         position = 0
         while position < longest:
             # The prompt is read in large passes by either engine: it is no decoding.

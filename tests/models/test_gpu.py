@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from replayeval.models.attention import causal_attention_forward
 from replayeval.models.head import OutputHead, check_head
 from replayeval.models.hook import hooked
 from replayeval.models.loading import load_model
@@ -66,6 +67,29 @@ def test_half_precision_models_run(name: str, tmp_path: Path) -> None:
     loaded = load_model(str(tiny.save(name, tmp_path / "model")), device="cuda:0", dtype="bfloat16")
     check_head(OutputHead(loaded.model))
     assert bool(torch.isfinite(logits(loaded.model, loaded.device, [9, 1, 1])).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(16, 4, 256), (40, 8, 128), (6, 6, 40)])
+def test_attention_without_a_mask(dtype: torch.dtype, heads: int, key_heads: int, width: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    query, key, value = (
+        torch.randn(3, of, tokens, width, generator=generator, device="cuda").to(dtype)
+        for of, tokens in ((heads, 65), (key_heads, 300), (key_heads, 300))
+    )
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups = heads // key_heads
+    got, _ = causal_attention_forward(module, query, key, value, None, scaling=width**-0.5)
+    k, v = (x.double().repeat_interleave(heads // key_heads, dim=1) for x in (key, value))
+    scores = query.double() @ k.transpose(-1, -2) * width**-0.5
+    seen = torch.ones(65, 300, dtype=torch.bool, device="cuda").tril(300 - 65)
+    expected = (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+    # Weights are rounded to the dtype before they meet values, and outputs once more; weights sum to one.
+    limit = (2 * torch.finfo(dtype).eps + 4 * (width + 300) * EPS32) * float(value.abs().max())
+    assert float((got.double() - expected).abs().max()) < limit
+    one_ahead = torch.ones(65, 300, dtype=torch.bool, device="cuda").tril(300 - 65 + 1)
+    wrong = (scores.masked_fill(~one_ahead, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+    assert float((wrong - expected).abs().max()) > limit
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
