@@ -13,7 +13,10 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.architectures import find_mixers
 from replayeval.models.backbone import find_backbone
+from replayeval.models.hook import hooked
 from replayeval.models.quiet import quiet
+from replayssm.policy import REFERENCE
+from replayssm.replay import StateBank
 
 VOCAB_BLOCK = 16384
 """Rows of a half-precision output projection that are raised to float32 at a time."""
@@ -176,7 +179,8 @@ def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
     against those of that pass, to within five percent in half precision or 0.1 percent in float32 of their norm; this
     catches wrong wiring, not rounding.
 
-    Call it on a model that is not hooked.
+    Both run on states of this project: what the model would advance them with may be kernels that tune themselves for a
+    minute before their first answer. So call it on a model that is not hooked.
 
     Returns:
         The largest difference of a logit, relative to the largest logit.
@@ -193,21 +197,19 @@ def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
         del module, args
         seen.append(output.last_hidden_state)
 
-    training = {module: module.training for module in model.modules()}
     handle = head.backbone.register_forward_hook(keep)
     try:
-        model.eval()
         with torch.no_grad(), quiet():
-            own = cast(Tensor, model(input_ids=ids, use_cache=False, return_dict=True).logits).to(torch.float32)
+            with hooked(model, _float32_states()):
+                own = cast(Tensor, model(input_ids=ids, use_cache=False, return_dict=True).logits).to(torch.float32)
             handle.remove()
-            wired = head.hidden(ids, head.new_cache(1))
+            with hooked(model, _float32_states()):
+                wired = head.hidden(ids, head.new_cache(1))
             logits = head.logits(seen[0])
             weight = head.projection.weight
             summed = _project(seen[0][0].abs().to(weight.device, weight.dtype), weight.abs()).max()
     finally:
         handle.remove()
-        for module, mode in training.items():
-            module.training = mode
     if not bool(torch.isfinite(own).all()):
         raise NumericsError(
             f"expected finite logits from {name} on {tokens} random tokens, got NaN or infinity; "
@@ -234,6 +236,10 @@ def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
             "supported"
         )
     return gap / scale if scale else gap
+
+
+def _float32_states() -> StateBank:
+    return StateBank([REFERENCE], sequences=[0], seed=0)
 
 
 def _norm(x: Tensor) -> float:
