@@ -134,7 +134,7 @@ def decode_kernel(name: str, policy: str, launch: Launch | None, *, batch: int =
     step = prepare_step(slots, DecodeCursors(slots=batch, device="meta"), token, index, out=out, launch=launch)
     launches = {"step": step} if step.flush is None else {"reads": step, "flushes": step.flush}
     return {
-        what: compile_kernel(one.kernel, one.arguments, warps=one.warps, **one.options)
+        what: compile_kernel(one.kernel, {**one.arguments, "EARLY": what == "step"}, warps=one.warps, **one.options)
         for what, one in launches.items()
     }
 

@@ -72,9 +72,15 @@ class PreparedStep:
     flush: "PreparedStep | None" = None
 
     @property
+    def early(self) -> bool:
+        """Whether its programs may be set up while the kernel before it ends; they wait for its results."""
+        return bool(self.arguments["EARLY"])
+
+    @property
     def options(self) -> dict[str, int]:
         """Options of the compiler beside the number of warps."""
-        return {} if self.registers is None else {"maxnreg": self.registers}
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return limit | ({"launch_pdl": True} if self.early else {})
 
     def run(self) -> None:
         """Launch the kernel on the current stream.
@@ -139,6 +145,8 @@ def prepare_step(
     kernel, arguments = step_arguments(slots, cursors, token, slot_index, out)
     heads = slots.shape.heads
     two = launch.flush_rows is not None and slots.policy.window_tokens > 1
+    # Where streams meet, a launch waits for more than the kernel before it.
+    arguments["EARLY"] = not two and _launches_early(out.device)
     splits = _check_launch(slots, launch.rows, launch.tiles, () if two else slots.copies)
     flush = None
     if two and launch.flush_rows is not None:
@@ -205,6 +213,12 @@ def _check_launch(slots: DecodeSlots, rows: int, tiles: int, stored: tuple[Store
     if tiles < 1:
         raise ValueError(f"expected at least one tile per program, got {tiles}")
     return -(-d_v // (rows * tiles))
+
+
+@cache
+def _launches_early(device: torch.device) -> bool:
+    """Whether a kernel can be set up while the one before it ends: programmatic dependent launch, from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

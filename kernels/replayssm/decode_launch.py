@@ -74,16 +74,20 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
     if slots.policy.window_tokens == 1 or slots.shape.recurrence is Recurrence.KDA or whole:
         rows = max(rows, wide)
         return Launch(rows=rows, warps=max(2, min(8, rows // 8)))
+    # One warp per program: what the rows of a head share is computed by each of them, and none waits for another.
+    warps = max(1, min(8, rows // 16))
     if heads < _FEW_HEADS:
-        return Launch(rows=rows, warps=max(1, min(8, rows // 4)), eager=True)
-    # One warp per program: what the rows of a head share is computed by each of them.
-    return Launch(rows=rows, warps=max(1, min(8, rows // 16)), registers=168, tiles=_tiles(heads, d_v, rows))
+        return Launch(rows=rows, warps=warps, eager=True)
+    return Launch(rows=rows, warps=warps, registers=168, tiles=_tiles(heads, d_v, rows))
 
 
 def _tiles(heads: int, d_v: int, rows: int) -> int:
-    """Tiles of a program: all of a head where that leaves every multiprocessor several programs."""
+    """Tiles of a program: all of a head where that leaves every multiprocessor several programs, and else two.
+
+    The second is on its way while the first is worked on.
+    """
     tiles = -(-d_v // rows)
-    while tiles % 2 == 0 and heads * -(-d_v // rows) // tiles < _ENOUGH_PROGRAMS:
+    while tiles > 2 and tiles % 2 == 0 and heads * -(-d_v // rows) // tiles < _ENOUGH_PROGRAMS:
         tiles //= 2
     return tiles
 

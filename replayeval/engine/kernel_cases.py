@@ -134,7 +134,7 @@ def _around(slots: DecodeSlots, default: Launch) -> list[Launch]:
     elif default.tiles > 1:
         cuts = [(16, 1, 152, 1), (32, 2, 168, 1), (16, 1, 168, 3)]
     else:
-        cuts = [(16, 2, 128, 1), (16, 4, 128, 1), (8, 4, 64, 1)]
+        cuts = [(16, 2, 128, 1), (16, 4, 128, 1)]
     found = [default]
     for rows, warps, limit, stages in cuts:
         if d_v % rows == 0:

@@ -13,6 +13,7 @@ one that finds them.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from replayssm.decode_chunks import (
     chunk_product,
@@ -98,6 +99,7 @@ def delta_decode_kernel(
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
     STOCHASTIC: tl.constexpr, SCALES: tl.constexpr, AGAIN: tl.constexpr, INTERPRETED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """`replayssm.decode.decode_step` says what it computes, `replayssm.slots` what the tensors are."""
     PACKED: tl.constexpr = READ_ELEMENT == E2M1
@@ -106,6 +108,10 @@ def delta_decode_kernel(
     WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
     READS: tl.constexpr = WINDOW > 1 and STEPS != FLUSHES_ONLY
     FLUSHES: tl.constexpr = STEPS != READS_ONLY
+    if EARLY:
+        # The kernel before has to be done with all that is read here; the next one may be set up meanwhile.
+        gdc_wait()
+        gdc_launch_dependents()
     # Where each channel has its own decay, the writes of a window have no form in which keys stay bfloat16.
     FOLDS: tl.constexpr = WINDOW > 1 and not (SEPARATE and CHANNELS)
     first_item = tl.program_id(0)

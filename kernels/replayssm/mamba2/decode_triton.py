@@ -11,6 +11,7 @@ and the float32 step size and log-decay of each token, so nothing is lost and 16
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from replayssm.decode_chunks import (
     chunk_product,
@@ -86,6 +87,7 @@ def mamba2_decode_kernel(
     READ_STOCHASTIC: tl.constexpr, READ_SCALES: tl.constexpr, WORDS: tl.constexpr, FORM: tl.constexpr,
     ELEMENT: tl.constexpr, SCALE: tl.constexpr, TILE_ROWS: tl.constexpr, GROUP: tl.constexpr,
     STOCHASTIC: tl.constexpr, SCALES: tl.constexpr, AGAIN: tl.constexpr, INTERPRETED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """`replayssm.decode.decode_step` says what it computes, `replayssm.slots` what the tensors are."""
     PACKED: tl.constexpr = READ_ELEMENT == E2M1
@@ -94,6 +96,10 @@ def mamba2_decode_kernel(
     WORD_WIDTH: tl.constexpr = READ_WIDTH // 4 if WORDS else READ_WIDTH
     READS: tl.constexpr = WINDOW > 1 and STEPS != FLUSHES_ONLY
     FLUSHES: tl.constexpr = STEPS != READS_ONLY
+    if EARLY:
+        # The kernel before has to be done with all that is read here; the next one may be set up meanwhile.
+        gdc_wait()
+        gdc_launch_dependents()
     first_item = tl.program_id(0)
     items = first_item + 1
     place = first_item

@@ -61,30 +61,6 @@ def normal_inputs(name: str, rows: int, tokens: int) -> TokenInputs:
     )
 
 
-@pytest.mark.parametrize("name", [*SHAPES])
-def test_real_shapes_equal_pytorch_on_a_cpu(name: str) -> None:
-    """Inputs whose sums have one term that is not zero: bit for bit, every kind of store, cut where windows are not."""
-    recurrence, shape = SHAPES[name].recurrence, size(name)
-    inputs = exact_inputs(recurrence, shape, len(ARMS), 100)
-    banks = {
-        device: StateBank(
-            [Policy.parse(arm) for arm in ARMS],
-            sequences=range(len(ARMS)),
-            seed=SEED,
-            execution=TRITON if device == "cuda" else Execution(),
-        )
-        for device in ("cpu", "cuda")
-    }
-    for start, stop in ((0, 41), (41, 100)):
-        outputs = {
-            device: bank.advance(LAYER, recurrence, inputs.map(lambda x, d=device: x[:, start:stop].to(d)))  # noqa: B023
-            for device, bank in banks.items()
-        }
-        assert torch.equal(outputs["cuda"].cpu(), outputs["cpu"])
-    states = {device: bank.checkpoints[LAYER].states.cpu() for device, bank in banks.items()}
-    assert torch.equal(states["cuda"], states["cpu"])
-
-
 @pytest.mark.parametrize("window", [16, 40])
 def test_results_do_not_depend_on_how_many_programs_share_a_head(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More programs that wait for each other than run at once, beside rows with read copies; equal bits."""
@@ -123,3 +99,28 @@ def test_real_shapes_follow_the_recurrence(name: str, products: str) -> None:
 def test_compiled_stores_are_those_of_pytorch(text: str) -> None:
     """Every regime of magnitudes: compiled, a quotient is computed otherwise than under the interpreter."""
     stores.test_stores_are_those_of_pytorch(text)
+
+
+# Last, for the CPU takes minutes, and others should not wait.
+@pytest.mark.parametrize("name", [*SHAPES])
+def test_real_shapes_equal_pytorch_on_a_cpu(name: str) -> None:
+    """Inputs whose sums have one term that is not zero: bit for bit, every kind of store, cut where windows are not."""
+    recurrence, shape = SHAPES[name].recurrence, size(name)
+    inputs = exact_inputs(recurrence, shape, len(ARMS), 100)
+    banks = {
+        device: StateBank(
+            [Policy.parse(arm) for arm in ARMS],
+            sequences=range(len(ARMS)),
+            seed=SEED,
+            execution=TRITON if device == "cuda" else Execution(),
+        )
+        for device in ("cpu", "cuda")
+    }
+    for start, stop in ((0, 41), (41, 100)):
+        outputs = {
+            device: bank.advance(LAYER, recurrence, inputs.map(lambda x, d=device: x[:, start:stop].to(d)))  # noqa: B023
+            for device, bank in banks.items()
+        }
+        assert torch.equal(outputs["cuda"].cpu(), outputs["cpu"])
+    states = {device: bank.checkpoints[LAYER].states.cpu() for device, bank in banks.items()}
+    assert torch.equal(states["cuda"], states["cpu"])
