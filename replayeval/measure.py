@@ -17,6 +17,7 @@ from replayeval.engine.forcing import DEFAULT_CHUNK, DocumentTokens, Engine, For
 from replayeval.engine.precision import exact_float32
 from replayeval.engine.scoring import Scorer
 from replayeval.errors import ConfigError
+from replayeval.models.attention import attention_name
 from replayeval.models.head import OutputHead
 from replayeval.policies import parse_policies
 from replayeval.report import schema
@@ -163,6 +164,7 @@ def measure_kl(
             **run_provenance,
             "data": source,
             "states": execution_record(forcing.execution),
+            "attention": attention_name(subject.head.config, subject.head.input_device),
             "scores": str(forcing.scorer),
             "model": dict(subject.details),
             "fingerprint": identity.fingerprint,

@@ -24,6 +24,12 @@ NAME = "replayeval_causal"
 _REPLACED = "sdpa"
 
 
+def attention_name(config: PreTrainedConfig, device: torch.device) -> str:
+    """How a model attends within `causal_attention`: `replayeval_causal`, or what transformers calls its own."""
+    own = str(config._attn_implementation)
+    return NAME if device.type == "cuda" and own == _REPLACED else own
+
+
 @contextmanager
 def causal_attention(config: PreTrainedConfig, device: torch.device) -> Generator[None]:
     """Let a model on a CUDA device attend to the whole past of a chunk as `causal_attention_forward` does.
@@ -36,7 +42,7 @@ def causal_attention(config: PreTrainedConfig, device: torch.device) -> Generato
             attends in another way than by SDPA is left alone, and so is one on a CPU.
         device: Where the model is.
     """
-    if device.type != "cuda" or config._attn_implementation != _REPLACED:
+    if attention_name(config, device) != NAME:
         yield
         return
     config._attn_implementation = NAME

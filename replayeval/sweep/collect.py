@@ -90,7 +90,8 @@ def _collect_kl(store: SweepStore, manifest: SweepManifest, cell: SweepCell, key
         checks=_checks(units, scores, floor),
         timing=timing_report(scores, rows=1 + len(settings["arms"])),
         provenance=_provenance(manifest, cell, units)
-        | {"data": settings["data"], "states": units[0].result.get("states")},
+        | {"data": settings["data"]}
+        | {key: units[0].result.get(key) for key in ("states", "attention")},
     ).report
     if len(keys) < len(cell.units) and report.intervals is not None:
         note = f"the sweep is not finished: {len(keys)} of {len(cell.units)} documents"

@@ -163,6 +163,7 @@ class LiveWorker:
         from replayeval.engine.fitting import Fitting
         from replayeval.engine.forcing import DocumentTokens, Engine, Forcing
         from replayeval.engine.precision import exact_float32
+        from replayeval.models.attention import attention_name
         from replayeval.subject import bits_per_element, check_execution, check_formats, execution_record
         from replayssm.backend import Execution
 
@@ -195,6 +196,7 @@ class LiveWorker:
             "counters": dict(scores.counters),
             "chunk": cell.chunk,
             "states": execution_record(forcing.execution),
+            "attention": attention_name(subject.head.config, subject.head.input_device),
         }
         return Answer(
             content_sha256=numbers_sha256(scores),

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
 
 from replayeval.models import attention
-from replayeval.models.attention import NAME, causal_attention, causal_attention_forward, causal_mask
+from replayeval.models.attention import NAME, attention_name, causal_attention, causal_attention_forward, causal_mask
 from replayeval.models.head import OutputHead
 from tests.models import tiny
 from tests.models.agreement import LIMIT, PLANTED, gap
@@ -136,6 +136,7 @@ def test_a_mask_is_obeyed() -> None:
 def test_other_attention_and_other_devices_are_left_alone(implementation: str, device: str) -> None:
     config: Any = tiny.build("qwen3_5").config
     config._attn_implementation = implementation
+    assert attention_name(config, torch.device(device)) == implementation
     with causal_attention(config, torch.device(device)):
         assert config._attn_implementation == implementation
 
@@ -143,6 +144,6 @@ def test_other_attention_and_other_devices_are_left_alone(implementation: str, d
 def test_an_error_inside_puts_it_back() -> None:
     config: Any = tiny.build("qwen3_5").config
     with pytest.raises(KeyError), causal_attention(config, CUDA):
-        assert config._attn_implementation == NAME
+        assert config._attn_implementation == attention_name(config, CUDA) == NAME
         raise KeyError
     assert config._attn_implementation == "sdpa"

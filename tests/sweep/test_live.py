@@ -67,7 +67,9 @@ def test_the_records_and_tokens_are_those_of_the_command_for_one_measurement(
             for name in ("kl_nats", "nll_nats", "nll_reference_nats", "top1_agrees"):
                 assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
         assert cell.report.provenance["data"] == str(data)
-        assert cell.report.provenance["states"] == alone.report.provenance["states"]
+        assert alone.report.provenance["attention"] == "sdpa"
+        for key in ("states", "attention"):
+            assert cell.report.provenance[key] == alone.report.provenance[key]
         assert cell.report.provenance["model"] == alone.report.provenance["model"]
     assert numbers(found[0].report)["arms"][1]["kl"] != numbers(found[1].report)["arms"][1]["kl"]
 
