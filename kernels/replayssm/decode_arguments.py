@@ -145,7 +145,7 @@ def _form(slots: DecodeSlots, query_dtype: torch.dtype, *, words: bool) -> int:
 def _reads_words(copy: StoredCopy, d_k: int) -> bool:
     """Whether rows and scale blocks are whole words of the codes that `word_code` knows."""
     codes = 32 // copy.format.spec.bits
-    known = copy.kernel.element in (ElementCode.E4M3, ElementCode.E5M2, ElementCode.E2M1)
+    known = copy.kernel.element in (ElementCode.E4M3, ElementCode.E5M2, ElementCode.E2M1, ElementCode.INT8)
     return known and copy.format.is_scaled and d_k % codes == 0 and copy.kernel.group_keys % codes == 0
 
 

@@ -3,8 +3,9 @@
 A tile is read in one of three ways:
 
 - WIDE: in chunks, see `replayssm.decode_chunks`.
-- MATRIX: scaled float codes of 8 or 4 bits, in words of 4 or 8, meet bfloat16 vectors on the tensor cores. A code times
-  the scale of its block has at most 6 significant bits, so it is a bfloat16 and every product is exact.
+- MATRIX: scaled codes of 8 or 4 bits, in words of 4 or 8, meet bfloat16 vectors on the tensor cores. A float code times
+  the scale of its block has at most 6 significant bits, an integer at most 7, so it is a bfloat16 and every product is
+  exact.
 - FLAT: everything else, as `[BV, BK]`; words are turned into float32 by integer instructions that leave each code off
   by a power of two, which the vector makes up for.
 """

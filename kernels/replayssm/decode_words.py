@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from replayssm.decode_chunks import fetch
-from replayssm.formats.triton_bits import E2M1, E4M3, decode, decode_power_of_two
+from replayssm.formats.triton_bits import E2M1, E4M3, INT8, decode, decode_power_of_two
 from replayssm.formats.triton_payload import SCALE_E4M3, SCALE_E8M0
 
 # Two words in, the bfloat16 of code n of both in register n: sign and code move to their places in both halves at once,
@@ -84,15 +84,17 @@ def word_code(words, NUMBER: tl.constexpr, ELEMENT: tl.constexpr):
     """Code `NUMBER` of each word as a float32 `2**-126` (e2m1), `2**-120` (e4m3) or `2**-112` (e5m2) times its value.
 
     The sign is drawn out by an arithmetic shift that leaves exponent and fraction in their place; small codes become
-    float32 subnormals, which products keep exactly once a factor brings them back.
+    float32 subnormals, which products keep exactly once a factor brings them back. An integer is its own value.
     """
-    if ELEMENT == E2M1:
-        bits = ((words << (28 - 4 * NUMBER)) >> 6) & -2118123520
+    if ELEMENT == INT8:
+        code = ((words << (24 - 8 * NUMBER)) >> 24).to(tl.float32)
+    elif ELEMENT == E2M1:
+        code = (((words << (28 - 4 * NUMBER)) >> 6) & -2118123520).to(tl.float32, bitcast=True)
     elif ELEMENT == E4M3:
-        bits = ((words << (24 - 8 * NUMBER)) >> 4) & -2014314496
+        code = (((words << (24 - 8 * NUMBER)) >> 4) & -2014314496).to(tl.float32, bitcast=True)
     else:
-        bits = ((words << (24 - 8 * NUMBER)) >> 3) & -1881145344
-    return bits.to(tl.float32, bitcast=True)
+        code = (((words << (24 - 8 * NUMBER)) >> 3) & -1881145344).to(tl.float32, bitcast=True)
+    return code
 
 
 @triton.jit
@@ -118,7 +120,8 @@ def word_product(words, factor, vector, ELEMENT: tl.constexpr):
         total += word_code(words, 7, ELEMENT) * v7[None, :]
         return tl.sum(scaled(total * 9223372036854775808.0, factor), axis=1)
     else:
-        lift: tl.constexpr = 1152921504606846976.0 if ELEMENT == E4M3 else 72057594037927936.0  # pyright: ignore
+        # Half of what a code is off by each time, which is no float32 as a whole.
+        lift: tl.constexpr = 1.0 if ELEMENT == INT8 else 2.0**60 if ELEMENT == E4M3 else 2.0**56
         even, odd = tl.split(tl.reshape(vector * lift, (BK // 4, 2, 2)))
         v0, v2 = tl.split(even)
         v1, v3 = tl.split(odd)
@@ -142,7 +145,7 @@ def word_values(words, factor, ELEMENT: tl.constexpr, SCALED: tl.constexpr, INTE
                 word_code(words, 6, ELEMENT) * lifted, word_code(words, 7, ELEMENT) * lifted,
             )  # fmt: skip
         else:
-            lift: tl.constexpr = 2.0**120 if ELEMENT == E4M3 else 2.0**112
+            lift: tl.constexpr = 1.0 if ELEMENT == INT8 else 2.0**120 if ELEMENT == E4M3 else 2.0**112
             return (
                 word_code(words, 0, ELEMENT) * lift, word_code(words, 1, ELEMENT) * lift,
                 word_code(words, 2, ELEMENT) * lift, word_code(words, 3, ELEMENT) * lift,
@@ -160,6 +163,11 @@ def word_values(words, factor, ELEMENT: tl.constexpr, SCALED: tl.constexpr, INTE
             return tl.inline_asm_elementwise(
                 _E2M1_PLAIN_ASM, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [words], dtype=kinds, is_pure=True, pack=2
             )
+    elif ELEMENT == INT8:
+        return (
+            word_code(words, 0, ELEMENT).to(tl.bfloat16), word_code(words, 1, ELEMENT).to(tl.bfloat16),
+            word_code(words, 2, ELEMENT).to(tl.bfloat16), word_code(words, 3, ELEMENT).to(tl.bfloat16),
+        )  # fmt: skip
     else:
         return tl.inline_asm_elementwise(
             _E4M3_ASM if ELEMENT == E4M3 else _E5M2_ASM, "=r,=r,=r,=r,r,r", [words],

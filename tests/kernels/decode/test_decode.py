@@ -73,7 +73,7 @@ def test_outputs_read_through_low_precision_states(policy: str) -> None:
 
 
 @pytest.mark.parametrize("recurrence", ["gdn", "mamba2"])
-@pytest.mark.parametrize("read", ["fp8", "fp8_e5m2", "nvfp4", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("read", ["fp8", "fp8_e5m2", "int8", "nvfp4", "mxfp8", "mxfp4"])
 def test_codes_meet_bfloat16_vectors_as_matrices(recurrence: str, read: str) -> None:
     case = Case(
         recurrence=recurrence,
