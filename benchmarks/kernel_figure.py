@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 FIGURE = Path(__file__).parents[1] / "docs" / "kernels.png"
 COLOURS = dict(zip(SHORT, ("#0072b2", "#56b4e9", "#d55e00", "#e69f00"), strict=True))
-READS = {"separate:fp16/fp32": "fp16", "separate:fp8/fp32": "fp8", "separate:nvfp4/fp32": "nvfp4"}
+READS = {f"separate:{name}/fp32": name for name in ("fp16", "int8", "fp8", "mxfp8", "nvfp4", "mxfp4")}
 
 
 def draw(record: dict[str, Any]) -> Figure:
