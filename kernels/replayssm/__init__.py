@@ -5,5 +5,5 @@ tokens since). This package holds the storage formats, the recurrences in their 
 state policies, and the bank that advances every state of a run. It needs PyTorch and nothing above it.
 """
 
-NUMERICS_VERSION = 3
+NUMERICS_VERSION = 4
 """Raised whenever a change of this package may change a number that it computes for the same input."""

@@ -218,7 +218,7 @@ def _check_launch(slots: DecodeSlots, rows: int, tiles: int, stored: tuple[Store
 @cache
 def _launches_early(device: torch.device) -> bool:
     """Whether a kernel can be set up while the one before it ends: programmatic dependent launch, from Hopper on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cuda" and not is_interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -82,9 +82,9 @@ def default_launch(slots: DecodeSlots, batch: int) -> Launch:
 
 
 def _tiles(heads: int, d_v: int, rows: int) -> int:
-    """Tiles of a program: all of a head where that leaves every multiprocessor several programs, and else two.
+    """Tiles of a program: all of a head where that leaves every multiprocessor several programs, else fewer.
 
-    The second is on its way while the first is worked on.
+    An even number above two is halved: with two, the second is on its way while the first is worked on.
     """
     tiles = -(-d_v // rows)
     while tiles > 2 and tiles % 2 == 0 and heads * -(-d_v // rows) // tiles < _ENOUGH_PROGRAMS:

@@ -39,7 +39,7 @@ def causal_attention(config: PreTrainedConfig, device: torch.device) -> Generato
 
     Args:
         config: Configuration of the model whose passes have no padding; changed inside the block only. A model that
-            attends in another way than by SDPA is left alone, and so is one on a CPU.
+            attends in another way than by SDPA is left alone, and so is one on a CPU. No other thread may use it.
         device: Where the model is.
     """
     if attention_name(config, device) != NAME:
@@ -60,7 +60,9 @@ def causal_attention_forward(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Float[Tensor, "rows time heads d_v"], None]:
-    """Attention in the form in which transformers asks for it; what carries a mask is passed on to SDPA.
+    """Attention in the form in which transformers asks for it.
+
+    Without a mask, it is that of `causal_mask`; what carries one, or is not causal, is passed on to SDPA.
 
     Half precision goes to the flash kernel, which knows grouped heads and aligns the last token with the last key. What
     that kernel does not take is computed row by row, so that keys are repeated for one row at a time.
@@ -68,7 +70,9 @@ def causal_attention_forward(
     Source: Dao, FlashAttention-2, 2023; `torch.nn.attention.bias.causal_lower_right`.
     """
     time, past_and_time = query.shape[2], key.shape[2]
-    if attention_mask is not None or time == 1 or options.get("position_bias") is not None:
+    causal = options.get("is_causal")
+    plain = attention_mask is None and (getattr(module, "is_causal", True) if causal is None else causal)
+    if not plain or time == 1 or any(options.get(name) is not None for name in ("position_bias", "softcap")):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     groups = query.shape[1] // key.shape[1]
     mask = causal_lower_right(time, past_and_time)
@@ -87,10 +91,12 @@ def causal_mask(
     *, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0, attention_mask: Tensor | None = None,
     mask_function: Callable[..., Any] = causal_mask_function, **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """No mask where every token attends to all before it and itself; else that of SDPA."""
+    """No mask where every token attends to all before it and itself, and only there; else that of SDPA."""
     whole = kv_offset == 0 and q_offset + q_length == kv_length
     if attention_mask is None and mask_function is causal_mask_function and whole:
         return None
+    # SDPA's own reading of no mask depends on the pass.
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(
         q_length=q_length,
         kv_length=kv_length,

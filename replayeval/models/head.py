@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from replayeval.errors import ConfigError, NumericsError
 from replayeval.models.architectures import find_mixers
+from replayeval.models.attention import causal_attention
 from replayeval.models.backbone import find_backbone
 from replayeval.models.hook import hooked
 from replayeval.models.quiet import quiet
@@ -171,13 +172,13 @@ def _project(flat: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "vocabu
 
 
 def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
-    """Check that `head` computes the model's own hidden states and logits, on a few random tokens.
+    """Check that `head` computes the hidden states and logits of the model's own forward pass, on a few random tokens.
 
     Two comparisons are made. Logits: the model runs once, and the hidden states of that very pass go through `head`;
     what may differ is the order of float32 summation (bounded by `hidden * 2**-23` of the summed magnitudes) and the
-    model's rounding of each logit to its own dtype, at most three times. Hidden states: `head.hidden`, with a cache,
-    against those of that pass, to within five percent in half precision or 0.1 percent in float32 of their norm; this
-    catches wrong wiring, not rounding.
+    model's rounding of each logit to its own dtype, at most three times. Hidden states: `head.hidden` in two chunks,
+    with a cache and the attention of the engine, against those of that pass, to within five percent in half precision
+    or 0.1 percent in float32 of their norm; this catches wrong wiring, not rounding.
 
     Both run on states of this project: what the model would advance them with may be kernels that tune themselves for a
     minute before their first answer. So call it on a model that is not hooked.
@@ -203,8 +204,10 @@ def check_head(head: OutputHead, *, tokens: int = 16, seed: int = 0) -> float:
             with hooked(model, _float32_states()):
                 own = cast(Tensor, model(input_ids=ids, use_cache=False, return_dict=True).logits).to(torch.float32)
             handle.remove()
-            with hooked(model, _float32_states()):
-                wired = head.hidden(ids, head.new_cache(1))
+            with hooked(model, _float32_states()), causal_attention(head.config, head.input_device):
+                cache, first = head.new_cache(1), tokens // 2
+                parts = (head.hidden(ids[:, :first], cache), head.hidden(ids[:, first:], cache, first))
+                wired = torch.cat(parts, dim=1)
             logits = head.logits(seen[0])
             weight = head.projection.weight
             summed = _project(seen[0][0].abs().to(weight.device, weight.dtype), weight.abs()).max()

@@ -205,11 +205,12 @@ def _provenance(manifest: SweepManifest, cell: SweepCell, units: Sequence[Unit])
         "sweep": _origin(manifest, cell) | {"units": len(units)},
     }
     # Units may come from several machines, versions and nights; whoever reads the record should see that.
-    for name in ("device", "host", "versions", "git"):
+    for name in ("device", "host", "versions", "git", "attention"):
         different: list[Any] = []
         for unit in units:
-            if unit.provenance.get(name) not in different:
-                different.append(unit.provenance.get(name))
+            of_unit = unit.result.get(name, unit.provenance.get(name))
+            if of_unit not in different:
+                different.append(of_unit)
         if len(different) > 1:
             found["sweep"][f"{name}_of_units"] = different
     return found

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from replayeval.models import attention
 from replayeval.models.attention import NAME, attention_name, causal_attention, causal_attention_forward, causal_mask
@@ -60,7 +61,7 @@ def test_every_token_attends_to_its_past_and_itself(heads: int, key_heads: int, 
 
 
 SLIDING = "lara_mini"
-"""Attends to a sliding window, which needs a mask wherever a pass is not the first."""
+"""Attends to a sliding window, which needs a mask."""
 
 
 @pytest.mark.parametrize("name", [n for n in tiny.NAMES if n != "mamba2"])
@@ -88,7 +89,7 @@ def test_models_give_the_hidden_states_that_they_give_with_a_mask(name: str, mon
         got = in_chunks()
     layers = len(calls) // 3
     assert layers > 0
-    assert calls == [9] * layers + [0 if name == SLIDING else 6] * layers + [1] * layers
+    assert calls == [0 if name == SLIDING else time for time in (9, 6, 1) for _ in range(layers)]
     assert gap(got, expected) < LIMIT
     assert head.config._attn_implementation == "sdpa"
     if name == SLIDING:
@@ -113,9 +114,13 @@ def test_only_a_plain_past_goes_without_a_mask() -> None:
         {"mask_function": sliding_window_causal_mask_function(4)},
         {"kv_length": 9},
         {"q_offset": 6, "kv_offset": 1},
+        {"q_offset": 0},
+        {"mask_function": bidirectional_mask_function, "allow_is_bidirectional_skip": True},
     ):
-        wanted = {**plain, **other, "allow_is_causal_skip": False}
-        got, expected = causal_mask(**wanted), sdpa_mask(**wanted)
+        wanted: dict[str, Any] = {**plain, **other}
+        got = causal_mask(**wanted)
+        wanted |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        expected = sdpa_mask(**wanted)
         assert got is not None
         assert expected is not None
         assert torch.equal(got, expected)
@@ -130,6 +135,20 @@ def test_a_mask_is_obeyed() -> None:
     got, _ = causal_attention_forward(module, query, key, value, mask, scaling=SCALE)
     only = value[:, :, 2].repeat_interleave(2, dim=1)
     assert torch.allclose(got, only[:, None].expand_as(got), rtol=4 * EPS32, atol=0)
+
+
+def test_what_is_not_causal_or_not_plain_goes_the_way_of_transformers() -> None:
+    query, key, value = inputs(2, 4, 2, 3, 4)
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups = 2
+    got, _ = causal_attention_forward(module, query, key, value, None, scaling=SCALE, is_causal=False)
+    expected, _ = sdpa_attention_forward(module, query, key, value, None, scaling=SCALE, is_causal=False)
+    assert torch.equal(got, expected)
+    module.is_causal = False
+    got, _ = causal_attention_forward(module, query, key, value, None, scaling=SCALE)
+    assert torch.equal(got, expected)
+    with pytest.raises(ValueError, match="softcap"):
+        causal_attention_forward(module, query, key, value, None, scaling=SCALE, softcap=5.0)
 
 
 @pytest.mark.parametrize(("implementation", "device"), [("eager", "cuda"), ("sdpa", "cpu")])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from replayeval.errors import ConfigError, NumericsError
+from replayeval.models import attention
 from replayeval.models.head import VOCAB_BLOCK, OutputHead, check_head
 from tests.models import tiny
 
@@ -109,7 +110,17 @@ def test_the_check_refuses_a_small_scale_error_in_its_dtype(dtype: torch.dtype) 
 def test_the_check_refuses_hidden_states_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     head = OutputHead(tiny.build("qwen3_next"))
     original = head.hidden
-    monkeypatch.setattr(head, "hidden", lambda ids, cache: original(ids.flip(1), cache))
+    monkeypatch.setattr(head, "hidden", lambda ids, *past: original(ids.flip(1), *past))
+    with pytest.raises(NumericsError, match="wired"):
+        check_head(head)
+
+
+def test_the_check_refuses_attention_that_is_aligned_with_the_first_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention that the engine uses on a card, here on a CPU."""
+    head = OutputHead(tiny.build("qwen3_next"))
+    monkeypatch.setattr(attention, "attention_name", lambda *_: attention.NAME)
+    check_head(head)
+    monkeypatch.setattr(attention, "causal_lower_right", lambda *size: torch.ones(*size, dtype=torch.bool).tril())
     with pytest.raises(NumericsError, match="wired"):
         check_head(head)
 

@@ -21,10 +21,11 @@ POLICIES = ("shared:fp32@L=4", "separate:nvfp4/fp32@L=4", "conventional:fp32", "
 TOKENS = 11
 
 
-def run(batch: int, *, early: bool, graph: bool) -> list[Tensor]:
-    """Outputs of a few tokens through layers that feed each other, and the states after them.
+def run(batch: int, *, early: bool, graph: bool, between: bool) -> list[Tensor]:
+    """Outputs of a few tokens through layers, and the states after them.
 
-    Between the layers runs what makes the input of the next, which is wrong until its last element is written.
+    With `between`, layers feed each other: what makes the input of the next runs between them, and is wrong until its
+    last element is written. Without, one step follows directly on another, which may be two launches side by side.
     """
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -68,7 +69,8 @@ def run(batch: int, *, early: bool, graph: bool) -> list[Tensor]:
         token.value.copy_(values.index_select(0, number)[0])
         for step in steps:
             step.run()
-            token.value.copy_(out.roll(1, dims=-1))
+            if between:
+                token.value.copy_(out.roll(1, dims=-1))
         for window, of_window in cursors.items():
             advance(of_window, index, window=window)
         number.add_(1)
@@ -103,13 +105,14 @@ def _held(layers: list[DecodeSlots], cursors: dict[int, DecodeCursors]) -> list[
 
 
 @pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("between", [False, True])
 @pytest.mark.parametrize("batch", [1, 96])
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs programmatic launches"
 )
-def test_steps_that_are_set_up_early_wait_for_what_they_read(batch: int, graph: bool) -> None:
-    expected = run(batch, early=False, graph=False)
-    got = run(batch, early=True, graph=graph)
+def test_steps_that_are_set_up_early_wait_for_what_they_read(batch: int, graph: bool, between: bool) -> None:
+    expected = run(batch, early=False, graph=False, between=between)
+    got = run(batch, early=True, graph=graph, between=between)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     # Outputs of one token are no outputs of the next: a step that reads too early has something wrong to read.
     assert not torch.equal(expected[0], expected[1])
