@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from replayeval.engine.kernel_cases import SHAPES, GraphClock, LayerSets
+from replayeval.engine.kernel_cases import SHAPES, GraphClock, LayerSets, half_window
 from replayssm.decode_traffic import state_bytes
 from replayssm.policy import Policy
 
@@ -97,8 +97,7 @@ def steps(name: str, text: str) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     sets = LayerSets(shape, policy, 256, generator, stored_bytes=state_bytes(shape, policy)[1])
     step = sets.prepare(None)[0]
-    last = policy.window_tokens - 1
-    for cursor in (max(0, min(policy.window_tokens // 2, last - 1)), last):
+    for cursor in (half_window(policy.window_tokens), policy.window_tokens - 1):
         sets.place([cursor])
         step.run()
         torch.cuda.synchronize()

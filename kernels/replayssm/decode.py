@@ -10,7 +10,7 @@ from torch import Tensor
 
 from replayssm.decode_arguments import DecodeToken, kernel_named, step_arguments
 from replayssm.decode_launch import Launch, default_launch, stores_again
-from replayssm.launch import is_interpreted
+from replayssm.launch import is_interpreted, multiprocessors
 from replayssm.launch import launch as launch_kernel
 from replayssm.slots import DecodeCursors, DecodeSlots, StoredCopy
 
@@ -221,13 +221,11 @@ def _launches_early(device: torch.device) -> bool:
     return device.type == "cuda" and not is_interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@cache
 def _flush_programs(device: torch.device, warps: int, registers: int) -> int:
     """Programs of a launch that looks for flushes: as many as can be there at once, for most steps have few."""
     if device.type != "cuda":
         return 3
-    at_once = max(1, 65536 // (registers * 32 * warps))
-    return at_once * int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
+    return max(1, 65536 // (registers * 32 * warps)) * multiprocessors(device)
 
 
 def _flushing(launch: Launch) -> Launch:

@@ -29,6 +29,14 @@ def is_interpreted() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 1 of any other."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
+
+
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, fused: bool = False, **constants: Any
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from replayssm.backend import Products
 from replayssm.formats.triton_format import TritonFormat, block
 from replayssm.lanes import Lanes
-from replayssm.launch import is_interpreted, launch
+from replayssm.launch import is_interpreted, launch, multiprocessors
 from replayssm.policy import Policy
 from replayssm.records import Recurrence, TokenInputs
 from replayssm.schedule import Ints, Slab
@@ -108,7 +108,7 @@ class TritonWalk:
         key_places = heads if recurrence is Recurrence.KDA else key_heads
         device = states.device
 
-        most = head_parts(max(len(slab.rows) for slab in slabs) * heads, _multiprocessors(device))
+        most = head_parts(max(len(slab.rows) for slab in slabs) * heads, multiprocessors(device))
         chains: dict[tuple[int, int, bool, bool], list[Group]] = {}
         for slab in slabs:
             for group in self._groups.of(slab, lanes, (heads, d_v, d_k), most, device):
@@ -144,7 +144,8 @@ class TritonWalk:
 
         def walk(group: Group) -> None:
             if group.single:
-                return step(group)
+                step(group)
+                return
             count, longest = group.tokens.shape[:2]
             places = count * longest
             squares = _unset((2 if delta else 1, places, heads, PIECE_TOKENS, PIECE_TOKENS), device)
@@ -244,7 +245,6 @@ class TritonWalk:
                 num_warps=serve_warps,
                 maxnreg=limit,
             )
-            return None
 
         side_by_side([[lambda group=group: walk(group) for group in chain] for chain in chains.values()], device)
 
@@ -253,12 +253,6 @@ class TritonWalk:
         parts = 3 if self._products in _SPLIT_PRODUCTS else 1
         dtype = torch.bfloat16 if self._products in _BFLOAT16_PRODUCTS else torch.float32
         return _unset((*places, parts, vectors * PIECE_TOKENS, block_k), device, dtype)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)  # pyright: ignore
 
 
 def _unset(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -14,6 +14,7 @@ from replayeval.engine.kernel_cases import (
     Clock,
     GraphClock,
     LayerSets,
+    half_window,
 )
 from replayeval.engine.kernel_checks import Accuracy, Checker, jobs_of
 from replayeval.engine.kernel_peers import best_peer, ceilings, peers
@@ -318,8 +319,7 @@ class _Case:
         cycle = found[launch]
         if policy.is_lossless:
             self.launch = launch
-        # The last step of a window flushes, and of a window of two the other one reads no record.
-        middle = max(0, min(window // 2, window - 2))
+        middle = half_window(window)
         return KernelTiming(
             shape=self._name,
             policy=str(policy),

@@ -109,6 +109,14 @@ def random_slots(
     return made, cursors
 
 
+def half_window(window: int) -> int:
+    """Records of a reading step half way through a window.
+
+    The last step flushes, and of a window of two the other one reads no record.
+    """
+    return max(0, min(window // 2, window - 2))
+
+
 FEW = 64
 """Up to this batch, launches meant for many sequences compete with those meant for few."""
 
